@@ -1,0 +1,4 @@
+//! Reading JSON bodies.
+/// What parsing needs besides the body: kept by each worker.
+#[derive(Default)]
+pub struct Scratch {}
