@@ -119,6 +119,7 @@ pub enum Progress {
 }
 
 /// What to convert, and into what. `None`: as the model's own files say.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     /// A Hugging Face folder.
     pub folder: PathBuf,
@@ -137,7 +138,6 @@ pub struct Options {
     pub normalize: Option<bool>,
     /// A model file above this many bytes puts its weights into the second file.
     pub embedded_bytes_max: u64,
-    pub progress: Box<dyn FnMut(Progress)>,
 }
 
 impl Options {
@@ -155,7 +155,6 @@ impl Options {
             pooling: None,
             normalize: None,
             embedded_bytes_max: onnx::EMBEDDED_BYTES_MAX,
-            progress: Box::new(|_| {}),
         }
     }
 
@@ -180,20 +179,6 @@ impl Options {
     }
 }
 
-impl std::fmt::Debug for Options {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter
-            .debug_struct("Options")
-            .field("folder", &self.folder)
-            .field("output", &self.output)
-            .field("task", &self.task)
-            .field("dtype", &self.dtype)
-            .field("layout", &self.layout)
-            .field("opset", &self.opset)
-            .finish_non_exhaustive()
-    }
-}
-
 /// What was made.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
@@ -211,7 +196,7 @@ pub struct Report {
 /// Reads the folder, builds the graph, writes it, and reports. The output appears when it is complete.
 ///
 /// Errors name the file, the tensor or the option at fault.
-pub fn convert(options: &mut Options) -> Result<Report, LoadError> {
+pub fn convert(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Report, LoadError> {
     let started = Instant::now();
     check(options)?;
     let model = folder::read(&options.folder, options.tokenizer.as_deref(), &options.settings())?;
@@ -229,10 +214,9 @@ pub fn convert(options: &mut Options) -> Result<Report, LoadError> {
         max_length: model.max_length,
         labels: model.labels.clone(),
         tokenizer: model.tokenizer.clone(),
-        digest: digest(&weights, &mut options.progress),
+        digest: digest(&weights, progress),
     };
     metadata.record(&mut graph);
-    let progress = &mut options.progress;
     let written = graph
         .write(&options.output, options.embedded_bytes_max, &mut |done, total| {
             progress(Progress::Writing { done, total });

@@ -16,7 +16,7 @@
 //!              model.onnx.data:  | tensor | 0… | tensor | …         offsets are multiples of EXTERNAL_ALIGNMENT
 //! ```
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -344,7 +344,7 @@ pub struct Graph<'w> {
     name: String,
     opset: u32,
     values: Vec<(String, Element)>,
-    names: HashSet<String>,
+    names: HashMap<String, Value>,
     nodes: Vec<NodeProto>,
     initializers: Vec<Initializer<'w>>,
     inputs: Vec<ValueInfoProto>,
@@ -371,7 +371,7 @@ impl<'w> Graph<'w> {
             name: name.to_owned(),
             opset,
             values: Vec::new(),
-            names: HashSet::new(),
+            names: HashMap::new(),
             nodes: Vec::new(),
             initializers: Vec::new(),
             inputs: Vec::new(),
@@ -390,6 +390,11 @@ impl<'w> Graph<'w> {
 
     pub fn element(&self, value: Value) -> Element {
         self.values[value.0].1
+    }
+
+    /// The value of this name, if there is one.
+    pub fn find(&self, name: &str) -> Option<Value> {
+        self.names.get(name).copied()
     }
 
     /// Records a pair in the model's `metadata_props`.
@@ -437,9 +442,10 @@ impl<'w> Graph<'w> {
     }
 
     fn value(&mut self, name: &str, element: Element) -> Value {
-        assert!(self.names.insert(name.to_owned()), "two values are named {name}");
+        let value = Value(self.values.len());
+        assert!(self.names.insert(name.to_owned(), value).is_none(), "two values are named {name}");
         self.values.push((name.to_owned(), element));
-        Value(self.values.len() - 1)
+        value
     }
 
     fn node(
@@ -495,6 +501,11 @@ impl Graph<'_> {
         self.binary("Max", name, left, right)
     }
 
+    /// Another name for a value, such as an output's.
+    pub fn identity(&mut self, name: &str, input: Value) -> Value {
+        self.unary("Identity", name, input)
+    }
+
     pub fn erf(&mut self, name: &str, input: Value) -> Value {
         self.unary("Erf", name, input)
     }
@@ -534,7 +545,7 @@ impl Graph<'_> {
         self.node("Gather", name, &[table, indices], vec![integer("axis", axis)], element)
     }
 
-    /// `[ranks]` int64.
+    /// `[rank]` int64.
     pub fn shape(&mut self, name: &str, input: Value) -> Value {
         self.node("Shape", name, &[input], vec![], Element::Int64)
     }
@@ -548,6 +559,11 @@ impl Graph<'_> {
     pub fn unsqueeze(&mut self, name: &str, input: Value, axes: Value) -> Value {
         let element = self.element(input);
         self.node("Unsqueeze", name, &[input, axes], vec![], element)
+    }
+
+    pub fn squeeze(&mut self, name: &str, input: Value, axes: Value) -> Value {
+        let element = self.element(input);
+        self.node("Squeeze", name, &[input, axes], vec![], element)
     }
 
     /// `shape` is an int64 vector in which 0 keeps a dimension and -1 takes the rest.

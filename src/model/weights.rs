@@ -163,6 +163,11 @@ impl Weights {
         Some(Tensor { shape: entry.shape.clone(), dtype, bytes })
     }
 
+    /// The mapped files with their bytes, shards in the order of their names.
+    pub fn files(&self) -> impl Iterator<Item = (&Path, &[u8])> {
+        self.files.iter().map(|(path, map)| (path.as_path(), &map[..]))
+    }
+
     /// Names in no particular order, those of unknown types included.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)

@@ -113,7 +113,7 @@ fn word<T: Copy>(all: &[T], of: fn(T) -> &'static str, text: &str) -> Option<T> 
 /// The model in an `.onnx` file, ours or not. The configuration wins over the file's own metadata.
 ///
 /// `tokenizer` is a folder or a `tokenizer.json`; `None`: beside the file, else where the file's metadata says. Without
-/// metadata, `max_length` must be configured, vectors that the file does not pool are pooled by mean, and nothing is
+/// metadata the length is the one in the tokenizer's `sentence_bert_config.json` or `tokenizer_config.json`, vectors that the file does not pool are pooled by mean, and nothing is
 /// normalised unless the configuration says so.
 pub fn read(path: &Path, tokenizer: Option<&Path>, settings: &ModelSettings) -> Result<Model, LoadError> {
     let at = |words: String| LoadError(format!("{}: {words}", path.display()));
@@ -124,19 +124,18 @@ pub fn read(path: &Path, tokenizer: Option<&Path>, settings: &ModelSettings) -> 
         return Err(at(format!("converted for {made}, and {} lists it for {asked}", settings.place)));
     }
     let stated = metadata.as_ref();
+    let tokenizer = tokenizer_file(path, tokenizer, stated)?;
     let max_length = match (settings.max_length, stated.map(|stated| stated.max_length)) {
         (Some(asked), Some(most)) if asked > most => {
             return Err(at(format!("converted for {most} tokens, and {} asks for {asked}", settings.place)));
         }
         (Some(length), _) | (None, Some(length)) => length,
-        (None, None) => {
-            let words = format!("says nothing of its length; give `max_length` in {}", settings.place);
-            return Err(at(words));
-        }
+        (None, None) => length_beside(&tokenizer).ok_or_else(|| {
+            at(format!("nothing says how long its sequences may be; give `max_length` in {}", settings.place))
+        })?,
     };
     let prompts = settings.prompts.iter().flatten();
-    let prompts: Vec<Prompt> =
-        prompts.map(|(name, text)| Prompt { name: name.clone(), text: text.clone() }).collect();
+    let prompts: Vec<Prompt> = prompts.map(|(name, text)| Prompt { name: name.clone(), text: text.clone() }).collect();
     let default = settings.default_prompt.as_ref();
     let default_prompt = default
         .map(|name| {
@@ -148,7 +147,7 @@ pub fn read(path: &Path, tokenizer: Option<&Path>, settings: &ModelSettings) -> 
         name: settings.name.clone(),
         task: settings.task,
         source: Source::Onnx(path.to_owned()),
-        tokenizer: tokenizer_file(path, tokenizer, stated)?,
+        tokenizer,
         geometry: None,
         head: Head::Embedding,
         pooling: settings.pooling.or(stated.map(|stated| stated.pooling)).unwrap_or(Pooling::Mean),
@@ -177,5 +176,17 @@ fn tokenizer_file(model: &Path, given: Option<&Path>, stated: Option<&Metadata>)
     found.cloned().ok_or_else(|| {
         let also = recorded.map(|path| format!(", nor {}", path.display())).unwrap_or_default();
         LoadError(format!("{}: no tokenizer beside it{also}; give `tokenizer_path`", model.display()))
+    })
+}
+
+/// What the files beside a tokenizer say of the model's length. The huge number by which transformers says "unlimited" is
+/// no `u32`.
+fn length_beside(tokenizer: &Path) -> Option<usize> {
+    let of_files = [("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length")];
+    of_files.into_iter().find_map(|(file, key)| {
+        let text = std::fs::read(tokenizer.with_file_name(file)).ok()?;
+        let values: serde_json::Value = serde_json::from_slice(&text).ok()?;
+        let length = u32::try_from(values.get(key)?.as_u64()?).ok()?;
+        (length > 0).then_some(length as usize)
     })
 }
