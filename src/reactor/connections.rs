@@ -3,7 +3,7 @@
 use std::io;
 
 use super::{
-    ConnectionId, Kind, LINGER_BYTES_MAX, Life, Network, READ_BYTES_MAX, Reactor, Readiness, TURN_BYTES_MAX,
+    ConnectionId, Event, Kind, LINGER_BYTES_MAX, Life, Network, READ_BYTES_MAX, Reactor, TURN_BYTES_MAX,
 };
 use crate::api::{self, Family, Reject, Route};
 use crate::http::{self, Head, Method, Phase, Request, ResponseHead, Step};
@@ -67,6 +67,30 @@ impl Connection {
 
     fn has_output(&self) -> bool {
         self.written < self.output.len()
+    }
+}
+
+/// The method's name on the wire; what is none of ours is refused by the route.
+fn name(method: Method) -> &'static [u8] {
+    match method {
+        Method::Get => b"GET",
+        Method::Head => b"HEAD",
+        Method::Post => b"POST",
+        Method::Options => b"OPTIONS",
+        Method::Other => b"",
+    }
+}
+
+/// The model that a path names.
+fn model(route: Route) -> Option<u32> {
+    match route {
+        Route::Infer { model } => Some(model),
+        Route::Embeddings
+        | Route::Models
+        | Route::ModelsOpenAi
+        | Route::Ready
+        | Route::Live
+        | Route::Metrics => None,
     }
 }
 
@@ -156,15 +180,15 @@ impl<N: Network> Reactor<N> {
     }
 
     /// What the network says has become possible. Work is only noted here; [`Reactor::turn`] does it.
-    pub fn socket_ready(&mut self, id: ConnectionId, readiness: Readiness, _now_ns: u64) {
+    pub fn socket_ready(&mut self, id: ConnectionId, event: Event) {
         let connection = &mut self.connections[id.slot as usize];
         if !connection.open || connection.generation != id.generation {
             return;
         }
-        connection.readable |= readiness.readable;
-        connection.peer_closed |= readiness.closed;
-        let writes = readiness.writable && connection.has_output();
-        if readiness.closed && connection.job.is_some() {
+        connection.readable |= event.readable;
+        connection.peer_closed |= event.closed;
+        let writes = event.writable && connection.has_output();
+        if event.closed && connection.job.is_some() {
             // Nobody is left to read the answer, so nobody computes it.
             self.parts.metrics.jobs_cancelled += 1;
             return self.close(id.slot);
@@ -172,7 +196,7 @@ impl<N: Network> Reactor<N> {
         if writes {
             self.list_dirty(id.slot);
         }
-        if readiness.readable {
+        if event.readable {
             self.list_again(id.slot);
         }
     }
@@ -249,7 +273,7 @@ impl<N: Network> Reactor<N> {
             return false;
         }
         if !self.parts.buffers.grow(&mut connection.input, buffer_bytes) {
-            self.refuse(slot, Asked::nothing(self.next_request_id()), Reject::OutOfBuffers, now_ns);
+            self.refuse(slot, Asked::nothing(self.next_request_id()), Reject::NoBuffers, now_ns);
             return false;
         }
         let filled = connection.input.len();
@@ -301,7 +325,7 @@ impl<N: Network> Reactor<N> {
     pub(super) fn expire(&mut self, slot: u32, kind: Kind, now_ns: u64) {
         match kind {
             Kind::Head | Kind::Body => {
-                self.refuse(slot, Asked::nothing(self.next_request_id()), Reject::Timeout, now_ns);
+                self.refuse(slot, Asked::nothing(self.next_request_id()), Reject::Deadline, now_ns);
                 self.settle(slot, now_ns);
             }
             Kind::Idle | Kind::Write | Kind::Linger => self.close(slot),
@@ -326,8 +350,8 @@ impl<N: Network> Reactor<N> {
         let input = &self.connections[slot as usize].input;
         let path = head.path.of(input);
         let request_id = head.request_id.map_or(made, |span| RequestId::new(span.of(input)));
-        let asked = Asked { method: head.method, family: api::family(path), model: None, request_id };
-        (api::route(head.method, path, &self.parts.catalog), asked)
+        let asked = Asked { method: head.method, family: Family::of(path), model: None, request_id };
+        (api::route(name(head.method), path, &self.parts.catalog), asked)
     }
 
     fn next_request_id(&mut self) -> RequestId {
@@ -348,7 +372,7 @@ impl<N: Network> Reactor<N> {
                     self.parts.metrics.jobs_cancelled += 1;
                     return self.close(slot);
                 }
-                self.start_job(slot, route, request, Asked { model: route.model(), ..asked }, now_ns);
+                self.start_job(slot, route, request, Asked { model: model(route), ..asked }, now_ns);
             }
             Ok(route) => self.answer_directly(slot, route, &asked, now_ns),
             Err(reject) => self.refuse(slot, asked, reject, now_ns),
@@ -361,13 +385,13 @@ impl<N: Network> Reactor<N> {
         body.clear();
         let (mut status, mut content_type) = (200, "application/json");
         match route {
-            Route::Models => api::write_models(&self.parts.catalog, &mut body),
-            Route::ModelsOpenAi => api::write_models_openai(&self.parts.catalog, &mut body),
-            Route::Live => api::write_live(&mut body),
+            Route::Models => api::models(&self.parts.catalog, &mut body),
+            Route::ModelsOpenAi => api::models_openai(&self.parts.catalog, self.started_s, &mut body),
+            Route::Live => body.extend_from_slice(api::LIVE.as_bytes()),
             Route::Ready => {
-                let ready = self.is_ready();
-                status = if ready { 200 } else { 503 };
-                api::write_ready(ready, &mut body);
+                let readiness = self.readiness();
+                status = readiness.status();
+                body.extend_from_slice(readiness.body().as_bytes());
             }
             Route::Metrics => {
                 content_type = "text/plain; version=0.0.4; charset=utf-8";
