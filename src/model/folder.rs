@@ -1,1 +1,432 @@
-//! (room)
+//! Reads a Hugging Face folder: what transformers and sentence-transformers wrote about a model, as one [`Model`].
+//!
+//! Each fact has one source and one override, the configuration. What the folder asks for and this program cannot do (a
+//! dense module after pooling, max pooling, relative positions) is an error that names the file, never a silent difference:
+//! a server that answers with slightly wrong vectors is worse than one that does not start.
+//!
+//! Invariant: the [`Model`] returned is consistent in itself (labels fit the head, `max_length` fits the positions); whether
+//! the weights fit it is checked when they are read.
+
+use std::path::{Component, Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::weights::{Weights, classifier_classes};
+use super::{Activation, Architecture, Geometry, Head, Model, Pooling, Prompt, Source, Task};
+use crate::config::ModelSettings;
+use crate::device::LoadError;
+
+/// No model of these families comes near; keeps every product of two sizes far from overflow.
+const SIZE_MAX: u64 = 1 << 24;
+
+/// The labels of the old server, for a three-class model that names none.
+const NLI_LABELS: [&str; 3] = ["contradiction", "neutral", "entailment"];
+
+/// Reads the folder. `tokenizer` is a folder or a `tokenizer.json`; `None`: in the model's folder.
+///
+/// Errors name the file at fault, or the entry of the configuration.
+pub fn read(folder: &Path, tokenizer: Option<&Path>, settings: &ModelSettings) -> Result<Model, LoadError> {
+    let manifest = Manifest::read(folder)?;
+    let root = manifest.as_ref().map_or_else(|| folder.to_owned(), |manifest| folder.join(&manifest.transformer));
+    let config = Config::read(&root)?;
+    let geometry = config.geometry()?;
+    config.check_task(settings.task)?;
+    let head = config.head(settings.task, geometry.architecture, &root)?;
+    let tokenizer = tokenizer_file(tokenizer.unwrap_or(&root), &root)?;
+    let (pooling, normalize) = pooling(folder, manifest.as_ref(), settings)?;
+    let (prompts, default_prompt) = prompts(folder, settings)?;
+    Ok(Model {
+        name: settings.name.clone(),
+        task: settings.task,
+        max_length: max_length(&root, &tokenizer, &geometry, settings)?,
+        labels: config.labels(head, settings)?,
+        source: Source::Folder(root),
+        tokenizer,
+        geometry: Some(geometry),
+        head,
+        pooling,
+        normalize,
+        prompts,
+        default_prompt,
+        cuda_graph_list: settings.cuda_graph_list.clone(),
+        reuse_dynamic_buffer: settings.reuse_dynamic_buffer,
+    })
+}
+
+fn at(path: &Path, words: impl std::fmt::Display) -> LoadError {
+    LoadError(format!("{}: {words}", path.display()))
+}
+
+/// An error of the configuration's own entry.
+fn asked(settings: &ModelSettings, words: impl std::fmt::Display) -> LoadError {
+    LoadError(format!("{}: model `{}`: {words}", settings.place, settings.name))
+}
+
+/// Parses a JSON file; `None` if there is none.
+fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, LoadError> {
+    let text = match std::fs::read(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(at(path, error)),
+    };
+    serde_json::from_slice(&text).map(Some).map_err(|error| at(path, error))
+}
+
+/// `config.json`.
+struct Config {
+    path: PathBuf,
+    values: serde_json::Map<String, Value>,
+}
+
+impl Config {
+    fn read(root: &Path) -> Result<Config, LoadError> {
+        let path = root.join("config.json");
+        match read_json(&path)? {
+            Some(values) => Ok(Config { path, values }),
+            None if root.is_dir() => Err(at(&path, "no such file; a model folder has one beside its weights")),
+            None => Err(at(root, "no such folder")),
+        }
+    }
+
+    fn text(&self, key: &str) -> Option<&str> {
+        self.values.get(key)?.as_str()
+    }
+
+    /// A size between 1 and [`SIZE_MAX`].
+    fn size(&self, key: &str) -> Result<usize, LoadError> {
+        let value = self.values.get(key).ok_or_else(|| at(&self.path, format!("no `{key}`")))?;
+        match value.as_u64() {
+            Some(size @ 1..=SIZE_MAX) => Ok(size as usize),
+            Some(_) | None => {
+                Err(at(&self.path, format!("`{key}` is {value}; a number from 1 to {SIZE_MAX} is needed")))
+            }
+        }
+    }
+
+    fn architecture(&self) -> Result<Architecture, LoadError> {
+        match self.text("model_type") {
+            Some("bert") => Ok(Architecture::Bert),
+            Some("roberta" | "xlm-roberta" | "camembert") => Ok(Architecture::Roberta),
+            other => Err(at(
+                &self.path,
+                format!(
+                    "model_type `{}` is not known here; known are bert, roberta, xlm-roberta and camembert",
+                    other.unwrap_or("(none)")
+                ),
+            )),
+        }
+    }
+
+    fn activation(&self) -> Result<Activation, LoadError> {
+        match self.text("hidden_act").unwrap_or("gelu") {
+            "gelu" => Ok(Activation::Gelu),
+            "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::GeluTanh),
+            "relu" => Ok(Activation::Relu),
+            other => Err(at(
+                &self.path,
+                format!(
+                    "hidden_act `{other}` is not known here; known are gelu, gelu_new, gelu_pytorch_tanh, gelu_fast and relu"
+                ),
+            )),
+        }
+    }
+
+    fn geometry(&self) -> Result<Geometry, LoadError> {
+        let architecture = self.architecture()?;
+        let relative = self.text("position_embedding_type").is_some_and(|kind| kind != "absolute");
+        if relative || self.values.get("is_decoder").and_then(Value::as_bool) == Some(true) {
+            return Err(at(&self.path, "only encoders with absolute positions are supported"));
+        }
+        let pad_token = match self.values.get("pad_token_id").filter(|value| !value.is_null()) {
+            Some(value) => value
+                .as_u64()
+                .filter(|&id| id < SIZE_MAX)
+                .ok_or_else(|| at(&self.path, "`pad_token_id` is no token id"))?,
+            None => 1, // what transformers assumes for the RoBERTa family, the only one that asks
+        };
+        let geometry = Geometry {
+            architecture,
+            hidden: self.size("hidden_size")?,
+            layers: self.size("num_hidden_layers")?,
+            heads: self.size("num_attention_heads")?,
+            intermediate: self.size("intermediate_size")?,
+            vocabulary: self.size("vocab_size")?,
+            positions: self.size("max_position_embeddings")?,
+            token_types: if self.values.contains_key("type_vocab_size") { self.size("type_vocab_size")? } else { 2 },
+            position_offset: match architecture {
+                Architecture::Bert => 0,
+                Architecture::Roberta => pad_token as usize + 1,
+            },
+            layer_norm_eps: self.values.get("layer_norm_eps").and_then(Value::as_f64).unwrap_or(1e-12) as f32,
+            activation: self.activation()?,
+        };
+        if geometry.hidden % geometry.heads != 0 {
+            let words = format!("hidden_size {} is not divisible by {} heads", geometry.hidden, geometry.heads);
+            return Err(at(&self.path, words));
+        }
+        if geometry.positions <= geometry.position_offset {
+            let words = format!("{} positions leave none after the padding offset", geometry.positions);
+            return Err(at(&self.path, words));
+        }
+        Ok(geometry)
+    }
+
+    /// Whether the class that saved the weights is one that can do this task. A file that names none is left to the
+    /// weights.
+    fn check_task(&self, task: Task) -> Result<(), LoadError> {
+        let named: Vec<&str> = match self.values.get("architectures").and_then(Value::as_array) {
+            Some(names) => names.iter().filter_map(Value::as_str).collect(),
+            None => return Ok(()),
+        };
+        if named.is_empty() {
+            return Ok(());
+        }
+        let classifies = named.iter().any(|name| name.ends_with("ForSequenceClassification"));
+        match (task, classifies) {
+            (Task::Embedding, false) | (Task::Reranking | Task::Nli, true) => Ok(()),
+            (Task::Embedding, true) => {
+                let words =
+                    format!("architectures {named:?}: a classifier; list it under reranking_models or nli_models");
+                Err(at(&self.path, words))
+            }
+            (Task::Reranking | Task::Nli, false) => {
+                Err(at(&self.path, format!("architectures {named:?}: no classifier, so it cannot score pairs")))
+            }
+        }
+    }
+
+    /// Names by class, in the order of their indices; empty if the file has none.
+    fn id2label(&self) -> Result<Vec<String>, LoadError> {
+        let Some(names) = self.values.get("id2label").and_then(Value::as_object) else {
+            return Ok(Vec::new());
+        };
+        let name = |index: usize| names.get(&index.to_string()).and_then(Value::as_str).map(str::to_owned);
+        (0..names.len())
+            .map(name)
+            .collect::<Option<_>>()
+            .ok_or_else(|| at(&self.path, "`id2label` does not number its labels from 0"))
+    }
+
+    fn classes(&self, architecture: Architecture, root: &Path) -> Result<usize, LoadError> {
+        let labels = self.id2label()?.len();
+        let stated = if self.values.contains_key("num_labels") { Some(self.size("num_labels")?) } else { None };
+        match (labels, stated) {
+            (0, Some(classes)) => Ok(classes),
+            (0, None) => classifier_classes(&Weights::open(root)?, architecture)
+                .ok_or_else(|| at(&self.path, "no `id2label`, no `num_labels`, and no classifier in the weights")),
+            (labels, Some(classes)) if labels != classes => {
+                Err(at(&self.path, format!("`num_labels` is {classes}, and `id2label` has {labels}")))
+            }
+            (labels, Some(_) | None) => Ok(labels),
+        }
+    }
+
+    fn head(&self, task: Task, architecture: Architecture, root: &Path) -> Result<Head, LoadError> {
+        let classes = match task {
+            Task::Embedding => return Ok(Head::Embedding),
+            Task::Reranking | Task::Nli => self.classes(architecture, root)?,
+        };
+        if task == Task::Reranking && classes != 1 {
+            return Err(at(&self.path, format!("{classes} classes; a reranker has exactly one logit")));
+        }
+        if task == Task::Nli && classes < 2 {
+            return Err(at(&self.path, "one class; an NLI model has at least two (is it a reranker?)"));
+        }
+        Ok(match architecture {
+            Architecture::Bert => Head::BertClassifier { classes },
+            Architecture::Roberta => Head::RobertaClassifier { classes },
+        })
+    }
+
+    /// The labels of an NLI model: the configuration's, else the file's as they are, else the old server's three, else
+    /// the names that transformers makes up.
+    fn labels(&self, head: Head, settings: &ModelSettings) -> Result<Vec<String>, LoadError> {
+        let classes = match head {
+            Head::BertClassifier { classes } | Head::RobertaClassifier { classes } => classes,
+            Head::Embedding => 0,
+        };
+        if settings.task != Task::Nli {
+            return match settings.labels {
+                None => Ok(Vec::new()),
+                Some(_) => Err(asked(settings, "`labels` are for NLI models")),
+            };
+        }
+        if let Some(labels) = &settings.labels {
+            if labels.len() != classes {
+                let words = format!("{} labels for a model of {classes} classes", labels.len());
+                return Err(asked(settings, words));
+            }
+            return Ok(labels.clone());
+        }
+        let labels = self.id2label()?;
+        if !labels.is_empty() {
+            Ok(labels)
+        } else if classes == NLI_LABELS.len() {
+            Ok(NLI_LABELS.map(str::to_owned).to_vec())
+        } else {
+            Ok((0..classes).map(|index| format!("LABEL_{index}")).collect())
+        }
+    }
+}
+
+/// `modules.json`: what sentence-transformers puts after the encoder.
+#[derive(Debug)]
+struct Manifest {
+    /// Where config.json and the weights are, relative to the folder; usually empty, in old folders `0_Transformer`.
+    transformer: PathBuf,
+    /// The folder of the pooling module's own config.json.
+    pooling: Option<PathBuf>,
+    normalize: bool,
+}
+
+impl Manifest {
+    fn read(folder: &Path) -> Result<Option<Manifest>, LoadError> {
+        #[derive(serde::Deserialize)]
+        struct Module {
+            path: String,
+            r#type: String,
+        }
+        let path = folder.join("modules.json");
+        let Some(modules): Option<Vec<Module>> = read_json(&path)? else {
+            return Ok(None);
+        };
+        let mut manifest = Manifest { transformer: PathBuf::new(), pooling: None, normalize: false };
+        for module in modules {
+            let below = PathBuf::from(&module.path);
+            if below.components().any(|component| !matches!(component, Component::Normal(_) | Component::CurDir)) {
+                return Err(at(&path, format!("`{}` leads out of the folder", module.path)));
+            }
+            match module.r#type.rsplit('.').next() {
+                Some("Transformer") => manifest.transformer = below,
+                Some("Pooling") => manifest.pooling = Some(below),
+                Some("Normalize") => manifest.normalize = true,
+                Some(_) | None => {
+                    let words = format!("module `{}`; Transformer, Pooling and Normalize are supported", module.r#type);
+                    return Err(at(&path, words));
+                }
+            }
+        }
+        Ok(Some(manifest))
+    }
+}
+
+/// Pooling and whether to normalise: the configuration's, else the manifest's, else mean and no.
+///
+/// Mean is what sentence-transformers does with a folder that has no manifest. A classifier reads its first token.
+fn pooling(folder: &Path, manifest: Option<&Manifest>, settings: &ModelSettings) -> Result<(Pooling, bool), LoadError> {
+    match settings.task {
+        Task::Embedding => {}
+        Task::Reranking | Task::Nli => {
+            return match (settings.pooling, settings.normalize) {
+                (None, None | Some(false)) => Ok((Pooling::Cls, false)),
+                _ => Err(asked(settings, "`pooling` and `normalize` are for embedding models")),
+            };
+        }
+    }
+    let of_folder = manifest.and_then(|manifest| manifest.pooling.as_ref());
+    let pooling = match (settings.pooling, of_folder) {
+        (Some(pooling), _) => pooling,
+        (None, Some(module)) => pooling_mode(&folder.join(module).join("config.json"))?,
+        (None, None) => Pooling::Mean,
+    };
+    Ok((pooling, settings.normalize.unwrap_or(manifest.is_some_and(|manifest| manifest.normalize))))
+}
+
+/// The one mode that a pooling module's `config.json` asks for.
+fn pooling_mode(path: &Path) -> Result<Pooling, LoadError> {
+    let config: serde_json::Map<String, Value> =
+        read_json(path)?.ok_or_else(|| at(path, "no such file, and modules.json names it"))?;
+    if config.get("include_prompt").and_then(Value::as_bool) == Some(false) {
+        return Err(at(path, "`include_prompt: false` (pooling without the prompt's tokens) is not supported"));
+    }
+    let is_set = |(key, value): (&String, &Value)| {
+        (value.as_bool() == Some(true)).then(|| key.strip_prefix("pooling_mode_").map(str::to_owned)).flatten()
+    };
+    let mut modes: Vec<String> = config.iter().filter_map(is_set).collect();
+    modes.extend(config.get("pooling_mode").and_then(Value::as_str).map(str::to_owned));
+    match modes.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        ["cls_token" | "cls"] => Ok(Pooling::Cls),
+        ["mean_tokens" | "mean"] => Ok(Pooling::Mean),
+        [] => Err(at(path, "no pooling mode is set")),
+        other => Err(at(path, format!("pooling {}; cls or mean, alone, are supported", other.join(" + ")))),
+    }
+}
+
+/// The file `tokenizer.json`, given as such or by its folder.
+fn tokenizer_file(given: &Path, root: &Path) -> Result<PathBuf, LoadError> {
+    let path = if given.is_dir() { given.join("tokenizer.json") } else { given.to_owned() };
+    if path.is_file() {
+        return Ok(path);
+    }
+    let folder = if given.is_dir() { given } else { root };
+    Err(at(
+        &path,
+        format!(
+            "no such file; where transformers is installed, this makes one: python3 -c \"from transformers import \
+             AutoTokenizer as T; T.from_pretrained('{0}', use_fast=True).save_pretrained('{0}')\"",
+            folder.display()
+        ),
+    ))
+}
+
+/// Tokens per sequence: the configuration's, else sentence_bert_config.json's, else tokenizer_config.json's, else all
+/// positions. What files say beyond the positions means "all"; the configuration may not ask for more.
+fn max_length(
+    root: &Path,
+    tokenizer: &Path,
+    geometry: &Geometry,
+    settings: &ModelSettings,
+) -> Result<usize, LoadError> {
+    let most = geometry.positions - geometry.position_offset;
+    if let Some(length) = settings.max_length {
+        if length == 0 || length > most {
+            let words = format!("max_length {length}; this model has positions for 1 to {most} tokens");
+            return Err(asked(settings, words));
+        }
+        return Ok(length);
+    }
+    // `model_max_length` of 1e30, a float here, is how transformers writes "none".
+    let stated = |path: PathBuf, key: &str| -> Result<Option<usize>, LoadError> {
+        let values: Option<serde_json::Map<String, Value>> = read_json(&path)?;
+        let length = values.and_then(|values| values.get(key)?.as_u64());
+        Ok(length.filter(|&length| length > 0).map(|length| usize::try_from(length).unwrap_or(usize::MAX).min(most)))
+    };
+    if let Some(length) = stated(root.join("sentence_bert_config.json"), "max_seq_length")? {
+        return Ok(length);
+    }
+    let beside = tokenizer.with_file_name("tokenizer_config.json");
+    Ok(stated(beside, "model_max_length")?.unwrap_or(most))
+}
+
+/// The prompts and the index of the default one: the configuration's list, else config_sentence_transformers.json's.
+fn prompts(folder: &Path, settings: &ModelSettings) -> Result<(Vec<Prompt>, Option<usize>), LoadError> {
+    #[derive(serde::Deserialize, Default)]
+    struct Listed {
+        #[serde(default)]
+        prompts: serde_json::Map<String, Value>,
+        #[serde(default)]
+        default_prompt_name: Option<String>,
+    }
+    let path = folder.join("config_sentence_transformers.json");
+    let listed: Listed = read_json(&path)?.unwrap_or_default();
+    let of_folder =
+        || listed.prompts.iter().filter_map(|(name, text)| Some((name.clone(), text.as_str()?.to_owned()))).collect();
+    let pairs: Vec<(String, String)> = settings.prompts.clone().unwrap_or_else(of_folder);
+    let prompts: Vec<Prompt> = pairs.into_iter().map(|(name, text)| Prompt { name, text }).collect();
+    let index_of = |wanted: &str| prompts.iter().position(|prompt| prompt.name == wanted);
+    let default = match (&settings.default_prompt, &listed.default_prompt_name) {
+        (Some(name), _) => Some(
+            index_of(name)
+                .ok_or_else(|| asked(settings, format!("default_prompt `{name}` is not among its prompts")))?,
+        ),
+        // A list in the configuration replaces the folder's, and its default with it unless the name lives on.
+        (None, Some(name)) if settings.prompts.is_some() => index_of(name),
+        (None, Some(name)) => Some(
+            index_of(name)
+                .ok_or_else(|| at(&path, format!("default_prompt_name `{name}` is not among its prompts")))?,
+        ),
+        (None, None) => None,
+    };
+    Ok((prompts, default))
+}

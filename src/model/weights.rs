@@ -1,1 +1,414 @@
-//! (room)
+//! The tensors of a model folder, found where they lie in memory-mapped files.
+//!
+//! Reads safetensors and PyTorch archives (`pytorch_model.bin` since PyTorch 1.6), each as one file or as shards with an
+//! index. Of PyTorch's pickle only what a state dict needs is understood ([`pickle`]); nothing in a file is ever executed.
+//!
+//! Invariant: after [`Weights::open`] every listed tensor lies wholly inside its file, so [`Weights::get`] can neither fail
+//! nor read out of bounds. Bad bytes give a [`LoadError`] that names the file and, where there is one, the tensor; they
+//! never panic. What the tensors mean is none of this file's business: [`Parameters`] gives them their roles.
+
+#![allow(unsafe_code)] // memory-mapping the files
+
+mod parameters;
+mod pickle;
+
+pub(super) use parameters::classifier_classes;
+pub use parameters::{HeadParameters, LayerParameters, Linear, Norm, Parameters};
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::io::Cursor;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use memmap2::Mmap;
+use safetensors::SafeTensors;
+use safetensors::tensor::SafeTensorError;
+
+use crate::device::LoadError;
+
+/// The weights that transformers and sentence-transformers write, in the order in which they are looked for.
+const SINGLE_SAFETENSORS: &str = "model.safetensors";
+const SHARDED_SAFETENSORS: &str = "model.safetensors.index.json";
+const SINGLE_PYTORCH: &str = "pytorch_model.bin";
+const SHARDED_PYTORCH: &str = "pytorch_model.bin.index.json";
+
+/// The element types that are understood; all are stored little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dtype {
+    F32,
+    F16,
+    Bf16,
+    /// Only ever position ids, which no role needs.
+    I64,
+}
+
+impl Dtype {
+    /// Bytes of one element.
+    pub fn size(self) -> usize {
+        match self {
+            Dtype::F16 | Dtype::Bf16 => 2,
+            Dtype::F32 => 4,
+            Dtype::I64 => 8,
+        }
+    }
+}
+
+/// One tensor in row-major order, borrowed from the mapped file unless it had to be gathered.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor<'a> {
+    pub shape: Vec<usize>,
+    pub dtype: Dtype,
+    /// `elements × dtype.size()` bytes, at any alignment.
+    pub bytes: Cow<'a, [u8]>,
+}
+
+impl Tensor<'_> {
+    pub fn elements(&self) -> usize {
+        self.bytes.len() / self.dtype.size()
+    }
+
+    pub fn to_f32(&self) -> Vec<f32> {
+        let mut values = vec![0.0; self.elements()];
+        self.copy_to_f32(&mut values);
+        values
+    }
+
+    /// Writes the elements, converted, into `values`.
+    ///
+    /// # Panics
+    /// When `values` has not exactly [`Tensor::elements`] places.
+    pub fn copy_to_f32(&self, values: &mut [f32]) {
+        assert_eq!(values.len(), self.elements());
+        match self.dtype {
+            Dtype::F32 => convert(&self.bytes, values, f32::from_le_bytes),
+            Dtype::F16 => convert(&self.bytes, values, |bytes| f16::from_le_bytes(bytes).to_f32()),
+            Dtype::Bf16 => convert(&self.bytes, values, |bytes| bf16::from_le_bytes(bytes).to_f32()),
+            Dtype::I64 => convert(&self.bytes, values, |bytes| i64::from_le_bytes(bytes) as f32),
+        }
+    }
+}
+
+fn convert<const SIZE: usize>(bytes: &[u8], values: &mut [f32], one: impl Fn([u8; SIZE]) -> f32) {
+    let (elements, _) = bytes.as_chunks::<SIZE>();
+    for (value, element) in values.iter_mut().zip(elements) {
+        *value = one(*element);
+    }
+}
+
+/// Where one tensor's elements lie in its file.
+#[derive(Debug)]
+enum Place {
+    Contiguous(Range<usize>),
+    /// A view: element `i` along dimension `d` is `i × strides[d]` elements after the first, which begins `storage`.
+    Strided {
+        storage: Range<usize>,
+        strides: Vec<usize>,
+    },
+}
+
+#[derive(Debug)]
+struct Entry {
+    /// Index into [`Weights::files`].
+    file: usize,
+    /// `Err`: the name of a type that is not understood. Such a tensor is only an error if somebody wants it.
+    dtype: Result<Dtype, String>,
+    shape: Vec<usize>,
+    place: Place,
+}
+
+/// All tensors of one folder, by name.
+#[derive(Debug)]
+pub struct Weights {
+    files: Vec<(PathBuf, Mmap)>,
+    entries: HashMap<String, Entry>,
+}
+
+impl Weights {
+    /// Maps the folder's weights and lists their tensors.
+    ///
+    /// The files must not be changed or shortened while the result lives.
+    pub fn open(folder: &Path) -> Result<Weights, LoadError> {
+        let mut weights = Weights { files: Vec::new(), entries: HashMap::new() };
+        if folder.join(SINGLE_SAFETENSORS).is_file() {
+            weights.add_safetensors(folder.join(SINGLE_SAFETENSORS))?;
+        } else if folder.join(SHARDED_SAFETENSORS).is_file() {
+            weights.add_shards(folder, SHARDED_SAFETENSORS, Weights::add_safetensors)?;
+        } else if folder.join(SINGLE_PYTORCH).is_file() {
+            weights.add_pytorch(folder.join(SINGLE_PYTORCH))?;
+        } else if folder.join(SHARDED_PYTORCH).is_file() {
+            weights.add_shards(folder, SHARDED_PYTORCH, Weights::add_pytorch)?;
+        } else {
+            return Err(LoadError(format!(
+                "{}: no weights here; looked for {SINGLE_SAFETENSORS}, {SHARDED_SAFETENSORS}, {SINGLE_PYTORCH} and \
+                 {SHARDED_PYTORCH}",
+                folder.display()
+            )));
+        }
+        Ok(weights)
+    }
+
+    /// The tensor of this name; `None` if there is none or if it holds a type that [`Dtype`] does not know.
+    pub fn get(&self, name: &str) -> Option<Tensor<'_>> {
+        let entry = self.entries.get(name)?;
+        let dtype = *entry.dtype.as_ref().ok()?;
+        let file = &self.files[entry.file].1;
+        let bytes = match &entry.place {
+            Place::Contiguous(range) => Cow::Borrowed(&file[range.clone()]),
+            Place::Strided { storage, strides } => {
+                Cow::Owned(gather(&file[storage.clone()], dtype.size(), &entry.shape, strides))
+            }
+        };
+        Some(Tensor { shape: entry.shape.clone(), dtype, bytes })
+    }
+
+    /// The mapped files with their bytes, shards in the order of their names.
+    pub fn files(&self) -> impl Iterator<Item = (&Path, &[u8])> {
+        self.files.iter().map(|(path, map)| (path.as_path(), &map[..]))
+    }
+
+    /// Names in no particular order, those of unknown types included.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
+    }
+
+    /// The shape of a tensor, whatever its type.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.entries.get(name).map(|entry| entry.shape.as_slice())
+    }
+
+    /// The type of a tensor as its file calls it, if it is one that [`Dtype`] does not know.
+    fn unknown_dtype(&self, name: &str) -> Option<&str> {
+        self.entries.get(name)?.dtype.as_ref().err().map(String::as_str)
+    }
+
+    /// The file in which a tensor lies, for messages; the first file for a tensor that does not exist.
+    fn file_of(&self, name: &str) -> &Path {
+        let file = self.entries.get(name).map_or(0, |entry| entry.file);
+        &self.files[file].0
+    }
+
+    fn map(&mut self, path: PathBuf) -> Result<usize, LoadError> {
+        let file = std::fs::File::open(&path).map_err(|error| at(&path, error))?;
+        // SAFETY: the map is read-only and private. Rust's demand that nobody changes the file meanwhile is handed on to
+        // the caller in the documentation of `open`; as everywhere, a file that is shortened under the map is a SIGBUS.
+        let map = unsafe { Mmap::map(&file) }.map_err(|error| at(&path, error))?;
+        if map.starts_with(b"version https://git-lfs") {
+            return Err(at(&path, "a Git LFS pointer, not the weights; run `git lfs pull` in its repository"));
+        }
+        self.files.push((path, map));
+        Ok(self.files.len() - 1)
+    }
+
+    /// Adds every shard that an index names, once, and checks that each tensor is where the index says.
+    fn add_shards(
+        &mut self,
+        folder: &Path,
+        index_name: &str,
+        add: fn(&mut Weights, PathBuf) -> Result<(), LoadError>,
+    ) -> Result<(), LoadError> {
+        #[derive(serde::Deserialize)]
+        struct Index {
+            weight_map: BTreeMap<String, String>,
+        }
+        let index_path = folder.join(index_name);
+        let text = std::fs::read(&index_path).map_err(|error| at(&index_path, error))?;
+        let index: Index = serde_json::from_slice(&text).map_err(|error| at(&index_path, error))?;
+        let mut shards: Vec<&String> = index.weight_map.values().collect();
+        shards.sort();
+        shards.dedup();
+        for shard in shards {
+            if Path::new(shard).file_name() != Some(shard.as_ref()) {
+                return Err(at(&index_path, format!("`{shard}` is not a file name")));
+            }
+            add(self, folder.join(shard))?;
+        }
+        for (name, shard) in &index.weight_map {
+            let found = self.entries.get(name).is_some_and(|entry| self.files[entry.file].0.ends_with(shard));
+            if !found {
+                return Err(at(&index_path, format!("tensor `{name}` is not in `{shard}`")));
+            }
+        }
+        Ok(())
+    }
+
+    fn add_entry(&mut self, name: &str, entry: Entry) -> Result<(), LoadError> {
+        let file = entry.file;
+        match self.entries.insert(name.to_owned(), entry) {
+            None => Ok(()),
+            Some(_) => Err(at(&self.files[file].0, format!("tensor `{name}` is there twice"))),
+        }
+    }
+
+    fn add_safetensors(&mut self, path: PathBuf) -> Result<(), LoadError> {
+        let file = self.map(path)?;
+        let mut found = Vec::new();
+        {
+            let (path, map) = &self.files[file];
+            let (header_bytes, metadata) =
+                SafeTensors::read_metadata(map).map_err(|error| at(path, safetensors_words(map, &error)))?;
+            for (name, info) in metadata.tensors() {
+                let dtype = match info.dtype {
+                    safetensors::Dtype::F32 => Ok(Dtype::F32),
+                    safetensors::Dtype::F16 => Ok(Dtype::F16),
+                    safetensors::Dtype::BF16 => Ok(Dtype::Bf16),
+                    safetensors::Dtype::I64 => Ok(Dtype::I64),
+                    other => Err(format!("{other:?}")),
+                };
+                // The length of the header is 8 bytes before it; `read_metadata` has checked every range.
+                let start = header_bytes + 8;
+                let range = start + info.data_offsets.0..start + info.data_offsets.1;
+                let place = Place::Contiguous(range);
+                found.push((name, Entry { file, dtype, shape: info.shape.clone(), place }));
+            }
+        }
+        found.into_iter().try_for_each(|(name, entry)| self.add_entry(&name, entry))
+    }
+
+    fn add_pytorch(&mut self, path: PathBuf) -> Result<(), LoadError> {
+        let file = self.map(path)?;
+        let found = {
+            let (path, map) = &self.files[file];
+            pytorch_entries(map, file).map_err(|words| at(path, words))?
+        };
+        found.into_iter().try_for_each(|(name, entry)| self.add_entry(&name, entry))
+    }
+}
+
+fn at(path: &Path, words: impl std::fmt::Display) -> LoadError {
+    LoadError(format!("{}: {words}", path.display()))
+}
+
+/// What is wrong with a safetensors file. For one that is too short, the first tensor that is not all there.
+fn safetensors_words(file: &[u8], error: &SafeTensorError) -> String {
+    let cut = || -> Option<String> {
+        let (length, rest) = file.split_first_chunk::<8>()?;
+        let header = rest.get(..usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
+        let tensors: HashMap<String, serde_json::Value> = serde_json::from_slice(header).ok()?;
+        let present = (file.len() - 8 - header.len()) as u64;
+        let end_of = |info: &serde_json::Value| info.get("data_offsets")?.get(1)?.as_u64();
+        let ends = tensors.iter().filter_map(|(name, info)| Some((end_of(info)?, name)));
+        let (end, name) = ends.filter(|(end, _)| *end > present).min()?;
+        Some(format!("cut short: tensor `{name}` ends at byte {end} of the data, and {present} are there"))
+    };
+    match error {
+        SafeTensorError::HeaderTooSmall | SafeTensorError::InvalidHeaderLength => {
+            "cut short: the file ends within its header".to_owned()
+        }
+        other => cut().unwrap_or_else(|| format!("not a safetensors file: {other}")),
+    }
+}
+
+/// The tensors of a PyTorch archive: a zip of `*/data.pkl` (the state dict, pickled) and `*/data/KEY` (one storage each).
+fn pytorch_entries(map: &[u8], file: usize) -> Result<Vec<(String, Entry)>, String> {
+    if !map.starts_with(b"PK") {
+        return Err(
+            "not a zip archive; if PyTorch before 1.6 wrote it, load it and save it again with a newer one".into()
+        );
+    }
+    let members = zip_members(map)?;
+    let is_pickle = |name: &&String| name.ends_with("/data.pkl") || name.as_str() == "data.pkl";
+    let pickle_name = members.keys().find(is_pickle).ok_or("an archive without data.pkl is not PyTorch's")?;
+    let root = &pickle_name[..pickle_name.len() - "data.pkl".len()];
+    if let Some(range) = members.get(&format!("{root}byteorder"))
+        && &map[range.clone()] != b"little"
+    {
+        return Err("its byte order is not little-endian".into());
+    }
+    let state =
+        pickle::state_dict(&map[members[pickle_name].clone()]).map_err(|words| format!("{pickle_name}: {words}"))?;
+    let mut entries = Vec::with_capacity(state.len());
+    for (name, view) in state {
+        let storage_name = format!("{root}data/{}", view.storage);
+        let storage =
+            members.get(&storage_name).ok_or_else(|| format!("tensor `{name}`: no member {storage_name}"))?.clone();
+        let entry = view_entry(file, storage, &view).map_err(|words| format!("tensor `{name}`: {words}"))?;
+        entries.push((name.to_owned(), entry));
+    }
+    Ok(entries)
+}
+
+/// Where each member's bytes lie. PyTorch stores members uncompressed; a repacked archive is refused.
+fn zip_members(map: &[u8]) -> Result<BTreeMap<String, Range<usize>>, String> {
+    let damaged = |error: zip::result::ZipError| format!("not a whole zip archive: {error}");
+    let mut archive = zip::ZipArchive::new(Cursor::new(map)).map_err(damaged)?;
+    let mut members = BTreeMap::new();
+    for index in 0..archive.len() {
+        let member = archive.by_index_raw(index).map_err(damaged)?;
+        let name = member.name().map_err(damaged)?.into_owned();
+        if member.compression() != zip::CompressionMethod::Stored || member.encrypted() {
+            return Err(format!("member {name} is compressed; PyTorch stores them plain"));
+        }
+        let range = member.data_start().and_then(|start| {
+            let start = usize::try_from(start).ok()?;
+            let end = start.checked_add(usize::try_from(member.size()).ok()?)?;
+            (end <= map.len()).then_some(start..end)
+        });
+        members.insert(name.clone(), range.ok_or_else(|| format!("cut short: member {name} is not all there"))?);
+    }
+    Ok(members)
+}
+
+/// Checks that a pickled view lies inside its storage.
+fn view_entry(file: usize, storage: Range<usize>, view: &pickle::View<'_>) -> Result<Entry, String> {
+    let shape = view.shape.clone();
+    let (dtype, size) = match view.storage_class {
+        "FloatStorage" => (Ok(Dtype::F32), 4),
+        "HalfStorage" => (Ok(Dtype::F16), 2),
+        "BFloat16Storage" => (Ok(Dtype::Bf16), 2),
+        "LongStorage" => (Ok(Dtype::I64), 8),
+        other => return Ok(Entry { file, dtype: Err(other.to_owned()), shape, place: Place::Contiguous(0..0) }),
+    };
+    let outside =
+        || format!("shape {shape:?} at element {} lies outside its storage of {} bytes", view.offset, storage.len());
+    let elements = shape.iter().try_fold(1usize, |product, &count| product.checked_mul(count)).ok_or_else(outside)?;
+    // The elements between the first and the last of the view, both included.
+    let span = shape
+        .iter()
+        .zip(&view.strides)
+        .try_fold(1usize, |span, (&count, &stride)| span.checked_add(stride.checked_mul(count.saturating_sub(1))?));
+    let span = if elements == 0 { 0 } else { span.ok_or_else(outside)? };
+    let start = view.offset.checked_mul(size).ok_or_else(outside)?;
+    let length = span.checked_mul(size).ok_or_else(outside)?;
+    let end = start.checked_add(length).filter(|&end| end <= storage.len()).ok_or_else(outside)?;
+    let range = storage.start + start..storage.start + end;
+    if is_contiguous(&shape, &view.strides) {
+        return Ok(Entry { file, dtype, shape, place: Place::Contiguous(range) });
+    }
+    // Strides that visit an element twice could ask for any amount of memory.
+    if elements > span {
+        return Err(format!("shape {shape:?} with strides {:?} repeats its elements", view.strides));
+    }
+    Ok(Entry { file, dtype, shape, place: Place::Strided { storage: range, strides: view.strides.clone() } })
+}
+
+fn is_contiguous(shape: &[usize], strides: &[usize]) -> bool {
+    let mut expected = 1;
+    for (&count, &stride) in shape.iter().zip(strides).rev() {
+        if count != 1 && stride != expected {
+            return false;
+        }
+        expected *= count;
+    }
+    true
+}
+
+/// Copies a strided view out in row-major order. The caller has checked that it lies inside `storage`.
+fn gather(storage: &[u8], size: usize, shape: &[usize], strides: &[usize]) -> Vec<u8> {
+    let elements: usize = shape.iter().product();
+    let mut bytes = Vec::with_capacity(elements * size);
+    let mut index = vec![0usize; shape.len()];
+    for _ in 0..elements {
+        let first = size * index.iter().zip(strides).map(|(index, stride)| index * stride).sum::<usize>();
+        bytes.extend_from_slice(&storage[first..first + size]);
+        for dimension in (0..shape.len()).rev() {
+            index[dimension] += 1;
+            if index[dimension] < shape[dimension] {
+                break;
+            }
+            index[dimension] = 0;
+        }
+    }
+    bytes
+}
