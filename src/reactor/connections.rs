@@ -104,13 +104,6 @@ pub(super) struct Asked {
     pub(super) request_id: RequestId,
 }
 
-impl Asked {
-    /// For bytes that are no request.
-    fn nothing(request_id: RequestId) -> Asked {
-        Asked { method: Method::Get, family: Family::Native, model: None, request_id }
-    }
-}
-
 /// The `x-request-id` of an answer: the client's own or one we made.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestId {
@@ -254,7 +247,7 @@ impl<N: Network> Reactor<N> {
                 Step::Request(request) => self.request(slot, request, now_ns),
                 Step::Refuse(refusal) => {
                     let reject = Reject::Framing { status: refusal.status(), message: refusal.message() };
-                    self.refuse(slot, Asked::nothing(self.next_request_id()), reject, now_ns);
+                    self.refuse_bytes(slot, reject, now_ns);
                 }
                 Step::Nothing => break,
             }
@@ -273,7 +266,7 @@ impl<N: Network> Reactor<N> {
             return false;
         }
         if !self.parts.buffers.grow(&mut connection.input, buffer_bytes) {
-            self.refuse(slot, Asked::nothing(self.next_request_id()), Reject::NoBuffers, now_ns);
+            self.refuse_bytes(slot, Reject::NoBuffers, now_ns);
             return false;
         }
         let filled = connection.input.len();
@@ -325,7 +318,7 @@ impl<N: Network> Reactor<N> {
     pub(super) fn expire(&mut self, slot: u32, kind: Kind, now_ns: u64) {
         match kind {
             Kind::Head | Kind::Body => {
-                self.refuse(slot, Asked::nothing(self.next_request_id()), Reject::Deadline, now_ns);
+                self.refuse_bytes(slot, Reject::Deadline, now_ns);
                 self.settle(slot, now_ns);
             }
             Kind::Idle | Kind::Write | Kind::Linger => self.close(slot),
@@ -385,9 +378,9 @@ impl<N: Network> Reactor<N> {
         body.clear();
         let (mut status, mut content_type) = (200, "application/json");
         match route {
-            Route::Models => api::models(&self.parts.catalog, &mut body),
-            Route::ModelsOpenAi => api::models_openai(&self.parts.catalog, self.started_s, &mut body),
-            Route::Live => body.extend_from_slice(api::LIVE.as_bytes()),
+            Route::Models => api::system::models(&self.parts.catalog, &mut body),
+            Route::ModelsOpenAi => api::system::models_openai(&self.parts.catalog, self.started_s, &mut body),
+            Route::Live => body.extend_from_slice(api::system::LIVE.as_bytes()),
             Route::Ready => {
                 let readiness = self.readiness();
                 status = readiness.status();
@@ -409,6 +402,12 @@ impl<N: Network> Reactor<N> {
     pub(super) fn refuse(&mut self, slot: u32, asked: Asked, reject: Reject, now_ns: u64) {
         let consumed = self.write_refusal(slot, &asked, reject, &[], now_ns);
         self.release(slot, consumed);
+    }
+
+    /// Answers bytes that are no complete request with an error; the connection ends.
+    fn refuse_bytes(&mut self, slot: u32, reject: Reject, now_ns: u64) {
+        let request_id = self.next_request_id();
+        self.refuse(slot, Asked { method: Method::Get, family: Family::Native, model: None, request_id }, reject, now_ns);
     }
 
     /// Queues an error in its family's shape. Returns the bytes of input that belong to its request.
@@ -493,7 +492,8 @@ impl<N: Network> Reactor<N> {
     /// Appends small output. Without memory for it the connection ends, as it cannot be told anything.
     fn append(&mut self, slot: u32, bytes: &[u8], now_ns: u64) {
         let connection = &mut self.connections[slot as usize];
-        if !self.parts.buffers.grow(&mut connection.output, connection.output.len() + bytes.len()) {
+        let total = connection.output.len() + bytes.len();
+        if !self.parts.buffers.grow(&mut connection.output, total) {
             return self.close(slot);
         }
         connection.output.extend_from_slice(bytes);

@@ -250,8 +250,8 @@ impl<N: Network> Reactor<N> {
                 Err(reject) => self.fail(key, reject, now_ns),
             };
         }
-        let index = self.least_busy_worker();
         let body = job.body.take().expect("seen above");
+        let index = self.least_busy_worker();
         let worker = &mut self.parts.workers[index];
         worker.outstanding += 1;
         worker.sender.push(ToWorker::Body(body));

@@ -22,7 +22,8 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::api::{Catalog, Readiness};
+use crate::api::Catalog;
+use crate::api::system::Readiness;
 use crate::clock::Clock;
 use crate::http;
 use crate::job::{Body, Buffers, Generations, Piece, ToReactor, ToWorker};

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::{Cut, EncodeScratch, Tokenizer};
 use crate::api::{self, Catalog, Inputs, Item, Outline, Reject};
 use crate::clock::Clock;
+use crate::config::Limits;
 use crate::job::{
     Body, Errand, Generations, HEADROOM, JobKey, ModelKey, Piece, PieceBounds, Span, ToReactor, ToWorker,
 };
@@ -35,9 +36,9 @@ pub struct Served {
 }
 
 /// What bounds a worker's work.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct WorkerLimits {
-    pub api: api::Limits,
+    pub api: Limits,
     pub piece: PieceBounds,
     pub bodies_max: usize,
 }
