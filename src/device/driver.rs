@@ -5,7 +5,8 @@
 //! index.
 //!
 //! Invariant: every piece that comes in goes home exactly once, when its last sequence has been computed, dropped or has
-//! failed. A panic in the planner or the device answers all that is here and marks the device dead.
+//! failed. A panic in the device is a fault of the plan it was given; one in the planner or in here answers all that is
+//! here and marks the device dead.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -196,11 +197,13 @@ impl Driver {
         }
         let LaneState { plan, .. } = &self.lanes[lane];
         let pieces = &mut self.pieces;
-        let result = self.device.collect(lane, &mut |placement, vector| {
+        let mut output = |placement: usize, vector: &[f32]| {
             let placement = plan.placements[placement];
             let start = placement.sequence as usize * vector.len();
             pieces.get_mut(placement.piece).outputs[start..start + vector.len()].copy_from_slice(vector);
-        });
+        };
+        let device = &mut self.device;
+        let result = guarded(&self.ports.counters, || device.collect(lane, &mut output));
         let fault = match result {
             Ok(busy_ns) => {
                 let bucket = self.offer(plan.model).buckets[plan.bucket as usize];
@@ -234,7 +237,8 @@ impl Driver {
                 piece.outputs.resize(piece.ends.len() * width, 0.0);
             }
         }
-        match self.device.submit(lane, plan, &self.pieces, now_ns) {
+        let (device, pieces) = (&mut self.device, &self.pieces);
+        match guarded(&self.ports.counters, || device.submit(lane, plan, pieces, now_ns)) {
             Ok(()) => self.lanes[lane].started_ns = Some(now_ns),
             Err(fault) => self.end_plan(lane, now_ns, Some(fault)),
         }
@@ -300,6 +304,14 @@ impl Driver {
         }
         self.ports.home.ring();
     }
+}
+
+/// A panic of the device's own code is a fault of the plan in its hands; the thread goes on.
+fn guarded<T>(counters: &DeviceCounters, call: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| {
+        counters.panics.fetch_add(1, Ordering::Relaxed);
+        Err(Fault::Panicked)
+    })
 }
 
 enum Started {

@@ -15,11 +15,13 @@ use crate::ring::Doorbell;
 use crate::tokenize::Tokenizer;
 
 /// Everything loaded, in the configuration's order.
+#[derive(Debug)]
 pub struct Loaded {
     pub models: Vec<LoadedModel>,
     pub devices: Vec<LoadedDevice>,
 }
 
+#[derive(Debug)]
 pub struct LoadedModel {
     pub key: ModelKey,
     pub model: Arc<Model>,
@@ -32,6 +34,13 @@ pub struct LoadedModel {
 pub struct LoadedDevice {
     pub device: Box<dyn Device>,
     pub offers: Vec<(ModelKey, Offer)>,
+}
+
+impl std::fmt::Debug for LoadedDevice {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let LoadedDevice { device, offers } = self;
+        formatter.debug_struct("LoadedDevice").field("device", &device.name()).field("offers", offers).finish()
+    }
 }
 
 /// The devices that the settings name, on this machine.
@@ -84,7 +93,7 @@ fn open(name: DeviceName, settings: &Settings, bell: &Arc<Doorbell>) -> Box<dyn 
     let bell = Arc::clone(bell);
     match name {
         DeviceName::Cpu => Box::new(Cpu::new(&settings.cpu, Arc::new(move || bell.ring()))),
-        DeviceName::Sim => Box::new(Sim::new(&settings.sim)),
+        DeviceName::Sim => Box::new(Sim::new((&settings.sim).into())),
         DeviceName::Cuda(_) => unreachable!("refused by device_names"),
     }
 }
