@@ -25,7 +25,7 @@ fn count() {
     let mut name = [0u8; 16];
     // SAFETY: PR_GET_NAME writes at most 16 bytes to the address it is given.
     unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
-    if name.starts_with(b"reactor") {
+    if name.starts_with(b"reactor\0") {
         BY_REACTOR.fetch_add(1, Ordering::Relaxed);
     } else if name.starts_with(b"device-") {
         BY_DEVICE.fetch_add(1, Ordering::Relaxed);
@@ -56,7 +56,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 #[test]
-fn reactor_and_device_allocate_nothing_after_start() {
+fn nothing_is_allocated_after_start_by_reactor_and_device() {
     let server = start(settings(DeviceName::Sim));
     let texts = |count: usize| {
         let list: Vec<String> = (0..count).map(|index| format!("\"text number {index} of some length\"")).collect();
