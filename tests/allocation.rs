@@ -83,7 +83,9 @@ fn nothing_is_allocated_after_start_by_reactor_and_device() {
             assert_eq!(client.answer().status, 200);
         }
     };
-    // From the first request on: whatever is kept must have been there at start.
+    // The threads have started once one has answered. From then on, the first inference included: whatever is kept must
+    // have been there at start.
+    assert_eq!(server.get("/health/live").status, 200);
     COUNTING.store(true, Ordering::Relaxed);
     for _ in 0..20 {
         round();
