@@ -5,17 +5,22 @@
 //! index.
 //!
 //! Invariant: every piece that comes in goes home exactly once, when its last sequence has been computed, dropped or has
-//! failed. A panic in the planner or the device answers all that is here and marks the device dead.
+//! failed. A panic in the device is a fault of the plan it was given; one in the planner or in here answers all that is
+//! here and marks the device dead.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::{Device, Fault, Health, Lane, Pieces, Plan};
-use crate::job::{Generations, Piece, ToReactor};
+use super::{Device, Fault, Health, Lane, Offer, Pieces, Plan};
+use crate::clock::Clock;
+use crate::job::{Generations, ModelKey, Piece, ToReactor};
 use crate::metrics::DeviceCounters;
-use crate::plan::{Next, Planner};
+use crate::plan::{Bounds, Cause, Dropped, Next, Planner};
 use crate::ring::{Receiver, Sender};
+
+/// How long a batch that executes when the server stops may still take.
+const DRAIN_NS: u64 = 10_000_000_000;
 
 /// One device and everything on its thread.
 pub struct Driver {
@@ -25,7 +30,9 @@ pub struct Driver {
     /// Sequences of each held piece that are neither computed nor dropped yet.
     remaining: Vec<u32>,
     lanes: Vec<LaneState>,
-    dropped: Vec<(u32, u32)>,
+    dropped: Vec<Dropped>,
+    /// What the device offers for each model.
+    offers: Vec<(ModelKey, Offer)>,
     ports: Ports,
 }
 
@@ -65,29 +72,28 @@ pub enum Rest {
 }
 
 impl Driver {
-    /// A driver over a device whose models are loaded. `sequences_max`: of the largest plan.
-    pub fn new(
-        device: Box<dyn Device>,
-        planner: Planner,
-        ports: Ports,
-        pieces_max: usize,
-        sequences_max: usize,
-    ) -> Driver {
-        let lanes = (0..device.lanes())
-            .map(|_| LaneState {
-                plan: Plan { placements: Vec::with_capacity(sequences_max), ..Plan::default() },
-                started_ns: None,
-            })
-            .collect();
+    /// A driver over a device that has loaded these models and offers them so.
+    pub fn new(device: Box<dyn Device>, offers: Vec<(ModelKey, Offer)>, bounds: Bounds, ports: Ports) -> Driver {
+        let mut planner = Planner::new(bounds);
+        for (key, offer) in &offers {
+            planner.offer(*key, offer);
+        }
+        let lanes = (0..device.lanes()).map(|_| LaneState { plan: planner.empty_plan(), started_ns: None }).collect();
         Driver {
             device,
             planner,
-            pieces: Pieces::with_capacity(pieces_max),
-            remaining: vec![0; pieces_max],
+            pieces: Pieces::with_capacity(bounds.pieces_max),
+            remaining: vec![0; bounds.pieces_max],
             lanes,
-            dropped: Vec::with_capacity(pieces_max),
+            dropped: Vec::with_capacity(Planner::dropped_max(&bounds)),
+            offers,
             ports,
         }
+    }
+
+    fn offer(&self, key: ModelKey) -> &Offer {
+        let (_, offer) = self.offers.iter().find(|(known, _)| *known == key).expect("planned models are offered");
+        offer
     }
 
     /// Collects what is done, takes in what has arrived, submits what can run.
@@ -102,9 +108,27 @@ impl Driver {
         }
     }
 
-    /// Whether the rings hold anything; asked just before sleeping.
-    pub fn has_work(&self) -> bool {
-        self.ports.inboxes.iter().any(|inbox| !inbox.is_empty())
+    /// Whether a step would find anything; asked just before sleeping. Lanes are asked too: one that ended between the last
+    /// step and the moment its doorbell could wake us has rung in vain.
+    pub fn has_work(&mut self, now_ns: u64) -> bool {
+        let Driver { device, lanes, ports, .. } = self;
+        let done = |(lane, state): (usize, &LaneState)| state.started_ns.is_some() && device.poll(lane, now_ns) == Lane::Done;
+        ports.inboxes.iter().any(|inbox| !inbox.is_empty()) || lanes.iter().enumerate().any(done)
+    }
+
+    /// Sends home everything that is here. To be called when no client is left: every job is dead by then, so what waits
+    /// is dropped and only what executes is waited for.
+    pub fn drain(&mut self, clock: &Clock) {
+        let until_ns = clock.now_ns() + DRAIN_NS;
+        while self.held() > 0 && clock.now_ns() < until_ns {
+            if self.step(clock.now_ns()) != Rest::No {
+                std::thread::yield_now();
+            }
+        }
+        if self.held() > 0 {
+            self.die(Fault::Hung);
+        }
+        self.take_in(clock.now_ns());
     }
 
     /// Pieces held here, waiting or executing.
@@ -168,25 +192,27 @@ impl Driver {
 
     /// Brings a lane's results home if it is done.
     fn collect(&mut self, lane: usize, now_ns: u64) -> bool {
-        let Some(started_ns) = self.lanes[lane].started_ns else { return false };
-        if self.device.poll(lane, now_ns) != Lane::Done {
+        if self.lanes[lane].started_ns.is_none() || self.device.poll(lane, now_ns) != Lane::Done {
             return false;
         }
         let LaneState { plan, .. } = &self.lanes[lane];
         let pieces = &mut self.pieces;
-        let result = self.device.collect(lane, &mut |placement, vector| {
+        let mut output = |placement: usize, vector: &[f32]| {
             let placement = plan.placements[placement];
             let start = placement.sequence as usize * vector.len();
             pieces.get_mut(placement.piece).outputs[start..start + vector.len()].copy_from_slice(vector);
-        });
+        };
+        let device = &mut self.device;
+        let result = guarded(&self.ports.counters, || device.collect(lane, &mut output));
         let fault = match result {
             Ok(busy_ns) => {
-                self.ports.counters.count_batch(plan, busy_ns);
+                let bucket = self.offer(plan.model).buckets[plan.bucket as usize];
+                self.ports.counters.count_batch(plan, bucket.tokens().into(), busy_ns);
                 None
             }
             Err(fault) => Some(fault),
         };
-        self.end_plan(lane, started_ns, now_ns, fault);
+        self.end_plan(lane, now_ns, fault);
         true
     }
 
@@ -194,37 +220,37 @@ impl Driver {
     fn start(&mut self, lane: usize, now_ns: u64) -> Started {
         let generations = &self.ports.generations;
         let plan = &mut self.lanes[lane].plan;
-        let next = self.planner.next(now_ns, &self.pieces, &|job| generations.is_live(job), plan, &mut self.dropped);
+        let next = self.planner.next(now_ns, &|job| generations.is_live(job), plan, &mut self.dropped);
         self.release_dropped(now_ns);
         match next {
             Next::Plan => {}
             Next::WaitUntil(until_ns) => return Started::Later(until_ns),
             Next::Empty => return Started::Nothing,
         }
+        let width = self.offer(self.lanes[lane].plan.model).width as usize;
         let plan = &self.lanes[lane].plan;
         for placement in &plan.placements {
-            let width = self.planner.width(plan.model);
             let piece = self.pieces.get_mut(placement.piece);
             if piece.started_ns == 0 {
                 piece.started_ns = now_ns.max(1);
                 piece.outputs.clear();
-                piece.outputs.resize(piece.ends.len() * width as usize, 0.0);
+                piece.outputs.resize(piece.ends.len() * width, 0.0);
             }
         }
-        match self.device.submit(lane, plan, &self.pieces, now_ns) {
+        let (device, pieces) = (&mut self.device, &self.pieces);
+        match guarded(&self.ports.counters, || device.submit(lane, plan, pieces, now_ns)) {
             Ok(()) => self.lanes[lane].started_ns = Some(now_ns),
-            Err(fault) => self.end_plan(lane, now_ns, now_ns, Some(fault)),
+            Err(fault) => self.end_plan(lane, now_ns, Some(fault)),
         }
         Started::Yes
     }
 
     /// Accounts for every sequence of a lane's plan and sends home the pieces that are complete.
-    fn end_plan(&mut self, lane: usize, started_ns: u64, now_ns: u64, fault: Option<Fault>) {
+    fn end_plan(&mut self, lane: usize, now_ns: u64, fault: Option<Fault>) {
         self.lanes[lane].started_ns = None;
         if let Some(fault) = fault {
             self.ports.counters.count_fault(fault);
         }
-        let _ = started_ns;
         let placements = std::mem::take(&mut self.lanes[lane].plan.placements);
         for placement in &placements {
             if fault.is_some() {
@@ -240,10 +266,13 @@ impl Driver {
         if self.dropped.is_empty() {
             return;
         }
-        while let Some((piece, sequences)) = self.dropped.pop() {
+        while let Some(Dropped { piece, sequences, cause }) = self.dropped.pop() {
             self.ports.counters.dropped.fetch_add(u64::from(sequences), Ordering::Relaxed);
-            // A live job's sequence is dropped only if no bucket holds it: its answer must not look computed.
-            self.pieces.get_mut(piece).fault = Some(Fault::Refused);
+            match cause {
+                Cause::Dead => {}
+                // The job is alive, so its answer must not look computed.
+                Cause::Unfit | Cause::Withdrawn => self.pieces.get_mut(piece).fault = Some(Fault::Refused),
+            }
             self.release(piece, sequences, now_ns);
         }
         self.ports.home.ring();
@@ -273,9 +302,16 @@ impl Driver {
             self.ports.load.fetch_sub(piece.ids.len() as u64, Ordering::Relaxed);
             self.ports.home.push(ToReactor::Piece(piece));
         }
-        self.planner.clear();
         self.ports.home.ring();
     }
+}
+
+/// A panic of the device's own code is a fault of the plan in its hands; the thread goes on.
+fn guarded<T>(counters: &DeviceCounters, call: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| {
+        counters.panics.fetch_add(1, Ordering::Relaxed);
+        Err(Fault::Panicked)
+    })
 }
 
 enum Started {

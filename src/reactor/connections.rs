@@ -3,7 +3,7 @@
 use std::io;
 
 use super::{
-    ConnectionId, Kind, LINGER_BYTES_MAX, Life, Network, READ_BYTES_MAX, Reactor, Readiness, TURN_BYTES_MAX,
+    ConnectionId, Event, Kind, LINGER_BYTES_MAX, Life, Network, READ_BYTES_MAX, Reactor, TURN_BYTES_MAX,
 };
 use crate::api::{self, Family, Reject, Route};
 use crate::http::{self, Head, Method, Phase, Request, ResponseHead, Step};
@@ -70,6 +70,30 @@ impl Connection {
     }
 }
 
+/// The method's name on the wire; what is none of ours is refused by the route.
+fn name(method: Method) -> &'static [u8] {
+    match method {
+        Method::Get => b"GET",
+        Method::Head => b"HEAD",
+        Method::Post => b"POST",
+        Method::Options => b"OPTIONS",
+        Method::Other => b"",
+    }
+}
+
+/// The model that a path names.
+fn model(route: Route) -> Option<u32> {
+    match route {
+        Route::Infer { model } => Some(model),
+        Route::Embeddings
+        | Route::Models
+        | Route::ModelsOpenAi
+        | Route::Ready
+        | Route::Live
+        | Route::Metrics => None,
+    }
+}
+
 /// What must be known of a request to answer it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked {
@@ -78,13 +102,6 @@ pub(super) struct Asked {
     /// The model, where the path names one.
     pub(super) model: Option<u32>,
     pub(super) request_id: RequestId,
-}
-
-impl Asked {
-    /// For bytes that are no request.
-    fn nothing(request_id: RequestId) -> Asked {
-        Asked { method: Method::Get, family: Family::Native, model: None, request_id }
-    }
 }
 
 /// The `x-request-id` of an answer: the client's own or one we made.
@@ -156,15 +173,15 @@ impl<N: Network> Reactor<N> {
     }
 
     /// What the network says has become possible. Work is only noted here; [`Reactor::turn`] does it.
-    pub fn socket_ready(&mut self, id: ConnectionId, readiness: Readiness, _now_ns: u64) {
+    pub fn socket_ready(&mut self, id: ConnectionId, event: Event) {
         let connection = &mut self.connections[id.slot as usize];
         if !connection.open || connection.generation != id.generation {
             return;
         }
-        connection.readable |= readiness.readable;
-        connection.peer_closed |= readiness.closed;
-        let writes = readiness.writable && connection.has_output();
-        if readiness.closed && connection.job.is_some() {
+        connection.readable |= event.readable;
+        connection.peer_closed |= event.closed;
+        let writes = event.writable && connection.has_output();
+        if event.closed && connection.job.is_some() {
             // Nobody is left to read the answer, so nobody computes it.
             self.parts.metrics.jobs_cancelled += 1;
             return self.close(id.slot);
@@ -172,7 +189,7 @@ impl<N: Network> Reactor<N> {
         if writes {
             self.list_dirty(id.slot);
         }
-        if readiness.readable {
+        if event.readable {
             self.list_again(id.slot);
         }
     }
@@ -230,7 +247,7 @@ impl<N: Network> Reactor<N> {
                 Step::Request(request) => self.request(slot, request, now_ns),
                 Step::Refuse(refusal) => {
                     let reject = Reject::Framing { status: refusal.status(), message: refusal.message() };
-                    self.refuse(slot, Asked::nothing(self.next_request_id()), reject, now_ns);
+                    self.refuse_bytes(slot, reject, now_ns);
                 }
                 Step::Nothing => break,
             }
@@ -249,7 +266,7 @@ impl<N: Network> Reactor<N> {
             return false;
         }
         if !self.parts.buffers.grow(&mut connection.input, buffer_bytes) {
-            self.refuse(slot, Asked::nothing(self.next_request_id()), Reject::OutOfBuffers, now_ns);
+            self.refuse_bytes(slot, Reject::NoBuffers, now_ns);
             return false;
         }
         let filled = connection.input.len();
@@ -301,7 +318,7 @@ impl<N: Network> Reactor<N> {
     pub(super) fn expire(&mut self, slot: u32, kind: Kind, now_ns: u64) {
         match kind {
             Kind::Head | Kind::Body => {
-                self.refuse(slot, Asked::nothing(self.next_request_id()), Reject::Timeout, now_ns);
+                self.refuse_bytes(slot, Reject::Deadline, now_ns);
                 self.settle(slot, now_ns);
             }
             Kind::Idle | Kind::Write | Kind::Linger => self.close(slot),
@@ -326,8 +343,8 @@ impl<N: Network> Reactor<N> {
         let input = &self.connections[slot as usize].input;
         let path = head.path.of(input);
         let request_id = head.request_id.map_or(made, |span| RequestId::new(span.of(input)));
-        let asked = Asked { method: head.method, family: api::family(path), model: None, request_id };
-        (api::route(head.method, path, &self.parts.catalog), asked)
+        let asked = Asked { method: head.method, family: Family::of(path), model: None, request_id };
+        (api::route(name(head.method), path, &self.parts.catalog), asked)
     }
 
     fn next_request_id(&mut self) -> RequestId {
@@ -348,7 +365,7 @@ impl<N: Network> Reactor<N> {
                     self.parts.metrics.jobs_cancelled += 1;
                     return self.close(slot);
                 }
-                self.start_job(slot, route, request, Asked { model: route.model(), ..asked }, now_ns);
+                self.start_job(slot, route, request, Asked { model: model(route), ..asked }, now_ns);
             }
             Ok(route) => self.answer_directly(slot, route, &asked, now_ns),
             Err(reject) => self.refuse(slot, asked, reject, now_ns),
@@ -361,13 +378,13 @@ impl<N: Network> Reactor<N> {
         body.clear();
         let (mut status, mut content_type) = (200, "application/json");
         match route {
-            Route::Models => api::write_models(&self.parts.catalog, &mut body),
-            Route::ModelsOpenAi => api::write_models_openai(&self.parts.catalog, &mut body),
-            Route::Live => api::write_live(&mut body),
+            Route::Models => api::system::models(&self.parts.catalog, &mut body),
+            Route::ModelsOpenAi => api::system::models_openai(&self.parts.catalog, self.started_s, &mut body),
+            Route::Live => body.extend_from_slice(api::system::LIVE.as_bytes()),
             Route::Ready => {
-                let ready = self.is_ready();
-                status = if ready { 200 } else { 503 };
-                api::write_ready(ready, &mut body);
+                let readiness = self.readiness();
+                status = readiness.status();
+                body.extend_from_slice(readiness.body().as_bytes());
             }
             Route::Metrics => {
                 content_type = "text/plain; version=0.0.4; charset=utf-8";
@@ -385,6 +402,12 @@ impl<N: Network> Reactor<N> {
     pub(super) fn refuse(&mut self, slot: u32, asked: Asked, reject: Reject, now_ns: u64) {
         let consumed = self.write_refusal(slot, &asked, reject, &[], now_ns);
         self.release(slot, consumed);
+    }
+
+    /// Answers bytes that are no complete request with an error; the connection ends.
+    fn refuse_bytes(&mut self, slot: u32, reject: Reject, now_ns: u64) {
+        let request_id = self.next_request_id();
+        self.refuse(slot, Asked { method: Method::Get, family: Family::Native, model: None, request_id }, reject, now_ns);
     }
 
     /// Queues an error in its family's shape. Returns the bytes of input that belong to its request.
@@ -469,7 +492,8 @@ impl<N: Network> Reactor<N> {
     /// Appends small output. Without memory for it the connection ends, as it cannot be told anything.
     fn append(&mut self, slot: u32, bytes: &[u8], now_ns: u64) {
         let connection = &mut self.connections[slot as usize];
-        if !self.parts.buffers.grow(&mut connection.output, connection.output.len() + bytes.len()) {
+        let total = connection.output.len() + bytes.len();
+        if !self.parts.buffers.grow(&mut connection.output, total) {
             return self.close(slot);
         }
         connection.output.extend_from_slice(bytes);

@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 use super::connections::Asked;
 use super::{ConnectionId, Life, Network, Reactor, SMALL_ANSWER_BYTES};
 use crate::api::{self, Reject, Route};
-use crate::device::Fault;
 use crate::http::{Request, ResponseHead};
 use crate::job::{Body, Buffer, Errand, HEADROOM, JobKey, Piece, ToReactor, ToWorker};
 use crate::metrics::Stage;
@@ -64,6 +63,9 @@ impl Job {
 /// A token is about four bytes of text in most languages and about three in Chinese; JSON around it counts as text.
 const BYTES_PER_TOKEN: u64 = 3;
 
+/// Bytes behind a body that spare the JSON parser a copy of it.
+const PARSER_PADDING: usize = 64;
+
 /// Bytes of a body for which one piece is lent from the start: a small request needs one, a large one a window of them.
 const BYTES_PER_PIECE: usize = 1024;
 
@@ -73,9 +75,12 @@ impl<N: Network> Reactor<N> {
         if let Err(reject) = self.admit() {
             return self.refuse(slot, asked, reject, now_ns);
         }
-        let Some(bytes) = self.take_request(slot, request.consumed as usize) else {
-            return self.refuse(slot, asked, Reject::OutOfBuffers, now_ns);
+        let Some(mut bytes) = self.take_request(slot, request.consumed as usize) else {
+            return self.refuse(slot, asked, Reject::NoBuffers, now_ns);
         };
+        if bytes.capacity() - bytes.len() >= PARSER_PADDING {
+            bytes.resize(bytes.len() + PARSER_PADDING, 0);
+        }
         let index = self.jobs_free.pop().expect("admitted");
         let mut body = self.parts.bodies.pop().expect("admitted");
         let key = self.parts.generations.key(index);
@@ -112,7 +117,7 @@ impl<N: Network> Reactor<N> {
         }
         let room = !self.jobs_free.is_empty() && !self.parts.bodies.is_empty();
         if !room || self.queue_tokens >= self.limits.queue_tokens_max {
-            return Err(Reject::Full);
+            return Err(Reject::QueueFull);
         }
         Ok(())
     }
@@ -177,7 +182,7 @@ impl<N: Network> Reactor<N> {
         let key = piece.job;
         if self.parts.generations.is_live(key) {
             match piece.fault {
-                Some(fault) => self.fail(key, reject_of(fault), now_ns),
+                Some(fault) => self.fail(key, Reject::from(fault), now_ns),
                 None if piece.sequences() > 0 => self.absorb(&piece, now_ns),
                 None => {}
             }
@@ -204,7 +209,7 @@ impl<N: Network> Reactor<N> {
         if job.values.capacity() == 0 {
             match self.parts.buffers.take(bytes) {
                 Some(buffer) => job.values = buffer,
-                None => return self.fail(key, Reject::OutOfBuffers, now_ns),
+                None => return self.fail(key, Reject::NoBuffers, now_ns),
             }
             job.values.resize(bytes, 0);
         }
@@ -228,9 +233,9 @@ impl<N: Network> Reactor<N> {
         if body.errand == Errand::Encode || job.items_done < outline.items {
             return;
         }
-        let bytes = api::answer_bytes_max(&outline, self.parts.catalog.get(outline.model));
+        let bytes = api::answer_bytes_max(&outline, self.parts.catalog.entry(outline.model));
         let Some(answer) = self.parts.buffers.take(HEADROOM + bytes) else {
-            return self.fail(key, Reject::OutOfBuffers, now_ns);
+            return self.fail(key, Reject::NoBuffers, now_ns);
         };
         body.answer = answer;
         body.values = std::mem::take(&mut job.values);
@@ -245,8 +250,8 @@ impl<N: Network> Reactor<N> {
                 Err(reject) => self.fail(key, reject, now_ns),
             };
         }
-        let index = self.least_busy_worker();
         let body = job.body.take().expect("seen above");
+        let index = self.least_busy_worker();
         let worker = &mut self.parts.workers[index];
         worker.outstanding += 1;
         worker.sender.push(ToWorker::Body(body));
@@ -354,13 +359,5 @@ impl<N: Network> Reactor<N> {
         (body.truncated, body.tokens) = (0, 0);
         (body.device_ns, body.parse_ns, body.tokenize_ns, body.encode_ns) = (0, 0, 0, 0);
         self.parts.bodies.push(body);
-    }
-}
-
-/// What a client is told of a device's fault.
-fn reject_of(fault: Fault) -> Reject {
-    match fault {
-        Fault::Dead => Reject::DeviceDead,
-        Fault::Refused | Fault::Failed | Fault::Hung | Fault::Panicked => Reject::DeviceFault(fault),
     }
 }

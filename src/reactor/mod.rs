@@ -23,11 +23,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::api::Catalog;
+use crate::api::system::Readiness;
 use crate::clock::Clock;
 use crate::http;
 use crate::job::{Body, Buffers, Generations, Piece, ToReactor, ToWorker};
 use crate::metrics::{Gauges, Metrics};
 use crate::ring::{Receiver, Sender};
+use crate::serve::Account;
 
 use connections::Connection;
 use deadline::{Deadlines, Kind};
@@ -61,7 +63,7 @@ pub struct ConnectionId {
 
 /// What has become possible on a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Readiness {
+pub struct Event {
     pub readable: bool,
     pub writable: bool,
     /// The peer sends nothing any more, or the connection broke.
@@ -110,7 +112,6 @@ pub struct ReactorLimits {
     pub connections_max: usize,
     pub jobs_max: usize,
     pub queue_tokens_max: u64,
-    pub answer_bytes_max: usize,
     /// Pieces that one job may hold at once.
     pub window_pieces_max: usize,
     /// Idle, head, body, write, linger: nanoseconds.
@@ -175,6 +176,8 @@ pub struct Reactor<N> {
     head: Vec<u8>,
     body: Vec<u8>,
     date: Date,
+    /// When serving began, in seconds since 1970.
+    started_s: u64,
     request_ids: u64,
     clock: Clock,
     pieces_max: usize,
@@ -200,6 +203,7 @@ impl<N: Network> Reactor<N> {
             head: Vec::with_capacity(DIRECT_ANSWER_BYTES),
             body: Vec::with_capacity(DIRECT_ANSWER_BYTES),
             date: Date::default(),
+            started_s: since_epoch().as_secs(),
             request_ids: request_id_seed(),
             pieces_max: parts.pieces.len(),
             limits,
@@ -357,9 +361,24 @@ impl<N: Network> Reactor<N> {
         self.pieces_max - self.parts.pieces.len()
     }
 
-    /// Whether all devices can compute.
-    fn is_ready(&self) -> bool {
-        self.life == Life::Serving && self.parts.devices.iter().all(|device| device.ready.load(Ordering::Relaxed))
+    /// What is not at home once every other thread has ended.
+    pub fn account(&mut self, bodies_max: usize) -> Account {
+        self.take_in(self.clock.now_ns());
+        Account {
+            pieces_out: self.pieces_out(),
+            bodies_out: bodies_max - self.parts.bodies.len(),
+            buffers_out: self.parts.buffers.out(),
+        }
+    }
+
+    /// What `/health/ready` tells: true readiness of every device.
+    fn readiness(&self) -> Readiness {
+        let all_compute = self.parts.devices.iter().all(|device| device.ready.load(Ordering::Relaxed));
+        match self.life {
+            Life::Serving if all_compute => Readiness::Ready,
+            Life::Serving => Readiness::Dead,
+            Life::Draining { .. } | Life::Ended => Readiness::Draining,
+        }
     }
 }
 
@@ -372,8 +391,7 @@ struct Date {
 
 impl Date {
     fn update(&mut self) {
-        let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        let second = since_epoch.map_or(0, |duration| duration.as_secs());
+        let second = since_epoch().as_secs();
         if self.text.is_none() || second != self.second {
             self.second = second;
             self.text = Some(format_date(second));
@@ -408,10 +426,13 @@ fn format_date(second: u64) -> [u8; 29] {
     text
 }
 
+fn since_epoch() -> std::time::Duration {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default()
+}
+
 /// Where made request ids start: different for each process.
 fn request_id_seed() -> u64 {
-    let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    (since_epoch.as_nanos() as u64) ^ (u64::from(std::process::id()) << 48)
+    (since_epoch().as_nanos() as u64) ^ (u64::from(std::process::id()) << 48)
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use std::time::Duration;
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token, Waker};
 
-use super::{ConnectionId, Network, Reactor, Readiness};
+use super::{ConnectionId, Event, Network, Reactor};
 use crate::clock::Clock;
 use crate::ring::Doorbell;
 
@@ -150,12 +150,12 @@ pub fn run(reactor: &mut Reactor<Sockets>, bell: &Doorbell, clock: &Clock, spin_
                 LISTENER => reactor.listener_ready(),
                 DOORBELL => {}
                 other => {
-                    let readiness = Readiness {
+                    let happened = Event {
                         readable: event.is_readable() || event.is_read_closed() || event.is_error(),
                         writable: event.is_writable() || event.is_error(),
                         closed: event.is_read_closed() || event.is_error(),
                     };
-                    reactor.socket_ready(connection(other), readiness, now_ns);
+                    reactor.socket_ready(connection(other), happened);
                 }
             }
         }

@@ -13,7 +13,7 @@ use std::path::Path;
 
 use tokenizers::pipeline::{EncodeOptions, Override, PipelineToken, PipelineTokenizer, Template};
 
-pub use worker::{Served, Worker, WorkerLimits};
+pub use worker::{Served, Worker, WorkerLimits, WorkerState, encode_answer};
 
 use crate::device::LoadError;
 
@@ -25,6 +25,7 @@ pub struct Tokenizer {
     /// True exactly when words are tokenized independently of one another, so that the tokens of a text's beginning are
     /// the beginning of the text's tokens if it ends between two words.
     words_are_independent: bool,
+    vocabulary: u32,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -83,7 +84,12 @@ impl Tokenizer {
             padding: Override::Off,
             truncation: Override::Off,
         };
-        Ok(Tokenizer { pipeline, options, words_are_independent })
+        Ok(Tokenizer { pipeline, options, words_are_independent, vocabulary: vocabulary(&value) })
+    }
+
+    /// One more than the largest id it can make.
+    pub fn vocabulary(&self) -> u32 {
+        self.vocabulary
     }
 
     /// How many specials go around one text, and around a pair.
@@ -198,6 +204,19 @@ fn write_tokens(tokens: &[PipelineToken], kind: u8, ids: &mut Vec<u32>, types: &
 fn write_specials(run: &[(PipelineToken, u8)], ids: &mut Vec<u32>, types: &mut Vec<u8>) {
     ids.extend(run.iter().map(|(id, _)| id.id()));
     types.extend(run.iter().map(|(_, kind)| *kind));
+}
+
+/// One more than the largest id in a `tokenizer.json`.
+fn vocabulary(tokenizer: &serde_json::Value) -> u32 {
+    let id = |value: &serde_json::Value| value.as_u64().unwrap_or(0);
+    let model = match &tokenizer["model"]["vocab"] {
+        serde_json::Value::Object(ids) => ids.values().map(id).max().map_or(0, |largest| largest + 1),
+        // Unigram: pieces with their scores, the id is the place.
+        serde_json::Value::Array(pieces) => pieces.len() as u64,
+        _ => 0,
+    };
+    let added = tokenizer["added_tokens"].as_array().into_iter().flatten().map(|token| id(&token["id"]) + 1).max();
+    model.max(added.unwrap_or(0)).try_into().unwrap_or(u32::MAX)
 }
 
 /// Whether a pre-tokenizer never looks across a space between two words.

@@ -13,9 +13,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Cut, EncodeScratch, Tokenizer};
-use crate::api::{self, Catalog, Item, Outline, Reject};
+use crate::api::{self, Catalog, Inputs, Item, Outline, Reject};
 use crate::clock::Clock;
-use crate::job::{Body, Errand, Generations, HEADROOM, JobKey, ModelKey, Piece, PieceBounds, ToReactor, ToWorker};
+use crate::config::Limits;
+use crate::job::{
+    Body, Errand, Generations, HEADROOM, JobKey, ModelKey, Piece, PieceBounds, Span, ToReactor, ToWorker,
+};
 use crate::ring::{Receiver, Sender};
 
 /// One served model as a worker needs it.
@@ -24,18 +27,18 @@ pub struct Served {
     pub key: ModelKey,
     pub tokenizer: Tokenizer,
     pub max_length: usize,
+    /// Rows of the model's table of embeddings: a larger id has no row.
+    pub vocabulary: u32,
     /// Texts of the prompts, by their index.
     pub prompts: Vec<String>,
-    /// The prompt of requests that name none.
-    pub default_prompt: Option<u32>,
     /// Indices of the devices that hold the model.
     pub devices: Vec<usize>,
 }
 
 /// What bounds a worker's work.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct WorkerLimits {
-    pub api: api::Limits,
+    pub api: Limits,
     pub piece: PieceBounds,
     pub bodies_max: usize,
 }
@@ -63,7 +66,7 @@ pub struct Worker {
 pub struct WorkerState {
     active: VecDeque<Active>,
     /// Emptied lists, to be used again.
-    spare: Vec<Texts>,
+    spare: Vec<Inputs>,
     parse: api::Scratch,
     encode: EncodeScratch,
     /// A prompt and the text after it.
@@ -78,25 +81,16 @@ impl WorkerState {
     pub fn new(limits: &WorkerLimits) -> WorkerState {
         WorkerState {
             active: VecDeque::with_capacity(limits.bodies_max),
-            spare: (0..SPARES_MAX).map(|_| Texts::with_capacity(SPARE_TEXTS_MAX)).collect(),
-            parse: api::Scratch::new(),
+            spare: (0..SPARES_MAX).map(|_| inputs(SPARE_TEXTS_MAX)).collect(),
+            parse: api::Scratch::default(),
             encode: EncodeScratch::default(),
             prompted: String::new(),
         }
     }
 }
 
-/// What a request's body held.
-#[derive(Debug)]
-struct Texts {
-    items: Vec<Item>,
-    ids: Vec<u32>,
-}
-
-impl Texts {
-    fn with_capacity(count: usize) -> Texts {
-        Texts { items: Vec::with_capacity(count), ids: Vec::new() }
-    }
+fn inputs(capacity: usize) -> Inputs {
+    Inputs { items: Vec::with_capacity(capacity), ids: Vec::new() }
 }
 
 /// A request that is being cut.
@@ -104,7 +98,7 @@ impl Texts {
 struct Active {
     body: Box<Body>,
     outline: Outline,
-    texts: Texts,
+    inputs: Inputs,
     /// The first item that is in no piece yet.
     next: usize,
 }
@@ -125,6 +119,14 @@ impl Worker {
         self.cut_one() || took
     }
 
+    /// Sends home everything that is here. To be called when no client is left: every job is dead by then.
+    pub fn drain(&mut self) {
+        while self.step() {}
+        while let Some(active) = self.state.active.pop_front() {
+            self.finish(active, Err(Reject::Draining));
+        }
+    }
+
     /// Whether a step would find anything to do.
     pub fn has_work(&self) -> bool {
         !self.inbox.is_empty() || self.state.active.iter().any(|active| !active.body.pieces.is_empty())
@@ -134,9 +136,9 @@ impl Worker {
     fn begin(&mut self, mut body: Box<Body>) {
         let start_ns = self.clock.now_ns();
         if !self.generations.is_live(body.job) {
-            return self.go_home(body, Err(Reject::Cancelled));
+            return self.go_home(body, Err(Reject::Draining));
         }
-        let mut texts = self.state.spare.pop().unwrap_or_else(|| Texts::with_capacity(0));
+        let mut inputs = self.state.spare.pop().unwrap_or_default();
         let range = body.body.start as usize..body.body.end as usize;
         let parsed = catch_unwind(AssertUnwindSafe(|| {
             api::parse(
@@ -146,24 +148,24 @@ impl Worker {
                 &self.catalog,
                 &self.limits.api,
                 &mut self.state.parse,
-                &mut texts.items,
-                &mut texts.ids,
+                &mut inputs,
             )
         }));
         body.parse_ns = self.clock.now_ns().saturating_sub(start_ns);
         match parsed {
             Ok(Ok(outline)) => {
                 body.outline = Some(outline);
-                self.state.active.push_front(Active { body, outline, texts, next: 0 });
+                body.truncated = outline.lists_cut;
+                self.state.active.push_front(Active { body, outline, inputs, next: 0 });
             }
             Ok(Err(reject)) => {
-                self.keep(texts);
+                self.keep(inputs);
                 self.go_home(body, Err(reject));
             }
             Err(_) => {
                 self.panics.fetch_add(1, Ordering::Relaxed);
-                self.state.parse = api::Scratch::new();
-                self.go_home(body, Err(Reject::Internal));
+                self.state.parse = api::Scratch::default();
+                self.go_home(body, Err(Reject::Panicked));
             }
         }
     }
@@ -186,7 +188,7 @@ impl Worker {
         };
         let mut active = self.state.active.remove(turn).expect("found above");
         if !self.generations.is_live(active.body.job) {
-            self.finish(active, Err(Reject::Cancelled));
+            self.finish(active, Err(Reject::Draining));
             return true;
         }
         let start_ns = self.clock.now_ns();
@@ -197,7 +199,7 @@ impl Worker {
         let result = filled.unwrap_or_else(|_| {
             self.panics.fetch_add(1, Ordering::Relaxed);
             self.state.encode = EncodeScratch::default();
-            Err(Reject::Internal)
+            Err(Reject::Panicked)
         });
         if let Err(reject) = result {
             piece.clear();
@@ -207,7 +209,7 @@ impl Worker {
         }
         piece.queued_ns = now_ns;
         active.body.tokens += piece.ids.len() as u64;
-        if active.next == active.texts.items.len() {
+        if active.next == active.inputs.items.len() {
             // The body is pushed before its last piece: whoever sees the piece come home finds the body there too, so
             // only the piece needs to wake the reactor.
             self.finish(active, Ok(()));
@@ -227,7 +229,7 @@ impl Worker {
         piece.first = active.next as u32;
         piece.items = active.outline.items;
         piece.arrived_ns = active.body.arrived_ns;
-        while active.next < active.texts.items.len() && piece.sequences() < self.limits.piece.sequences_max as usize {
+        while active.next < active.inputs.items.len() && piece.sequences() < self.limits.piece.sequences_max as usize {
             let room = self.limits.piece.tokens_max as usize - piece.ids.len();
             let fitted = fill_item(served, active, &mut self.state.encode, &mut self.state.prompted, room, piece)?;
             if !fitted {
@@ -251,7 +253,7 @@ impl Worker {
     }
 
     fn finish(&mut self, active: Active, verdict: Result<(), Reject>) {
-        self.keep(active.texts);
+        self.keep(active.inputs);
         // A request that was cut to its end wakes nobody: its last piece will.
         let quiet = verdict.is_ok();
         let mut body = active.body;
@@ -268,13 +270,12 @@ impl Worker {
         self.home.ring();
     }
 
-    fn keep(&mut self, mut texts: Texts) {
-        texts.items.clear();
-        texts.ids.clear();
+    fn keep(&mut self, mut inputs: Inputs) {
+        inputs.clear();
         if self.state.spare.len() < SPARES_MAX {
-            texts.items.shrink_to(SPARE_TEXTS_MAX);
-            texts.ids.shrink_to(SPARE_TEXTS_MAX);
-            self.state.spare.push(texts);
+            inputs.items.shrink_to(SPARE_TEXTS_MAX);
+            inputs.ids.shrink_to(SPARE_TEXTS_MAX);
+            self.state.spare.push(inputs);
         }
     }
 
@@ -285,7 +286,7 @@ impl Worker {
         body.encode_ns = self.clock.now_ns().saturating_sub(start_ns);
         let verdict = result.unwrap_or_else(|_| {
             self.panics.fetch_add(1, Ordering::Relaxed);
-            Err(Reject::Internal)
+            Err(Reject::Panicked)
         });
         self.go_home(body, verdict);
     }
@@ -300,8 +301,8 @@ pub fn encode_answer(body: &mut Body, catalog: &Catalog) -> Result<(), Reject> {
     body.answer.clear();
     body.answer.resize(HEADROOM, 0);
     let answer = api::Answer {
-        outline,
-        model: catalog.get(outline.model),
+        outline: *outline,
+        entry: catalog.entry(outline.model),
         values: &body.values,
         prompt_tokens: body.tokens,
         device_ns: body.device_ns,
@@ -318,29 +319,23 @@ fn fill_item(
     room: usize,
     piece: &mut Piece,
 ) -> Result<bool, Reject> {
-    let Active { body, outline, texts, next } = active;
+    let Active { body, outline, inputs, next } = active;
     let bytes = &body.bytes;
-    let text = |span: crate::job::Span| std::str::from_utf8(&bytes[span.range()]).map_err(|_| Reject::Internal);
-    let cut = if outline.truncate { Cut::Early } else { Cut::Late };
-    let (first, second) = match texts.items[*next] {
+    let text = |span: Span| std::str::from_utf8(&bytes[span.range()]).map_err(|_| Reject::Panicked);
+    let (first, second) = match inputs.items[*next] {
         Item::Ids(span) => {
-            let ids = &texts.ids[span.range()];
-            let length = ids.len().min(served.max_length);
-            if ids.len() > length && !outline.truncate {
-                return Err(too_long(*next, ids.len(), served.max_length));
-            }
-            if length > room {
+            let ids = &inputs.ids[span.range()];
+            if ids.len() > room {
                 return Ok(false);
             }
-            body.truncated += u32::from(ids.len() > length);
-            piece.ids.extend_from_slice(&ids[..length]);
+            piece.ids.extend_from_slice(ids);
             piece.types.resize(piece.ids.len(), 0);
             return Ok(true);
         }
         Item::Text(span) => (text(span)?, None),
         Item::Pair(first, second) => (text(first)?, Some(text(second)?)),
     };
-    let first = match outline.prompt.or(served.default_prompt) {
+    let first = match outline.prompt {
         Some(prompt) => {
             prompted.clear();
             prompted.push_str(&served.prompts[prompt as usize]);
@@ -349,19 +344,23 @@ fn fill_item(
         }
         None => first,
     };
-    let full_length =
-        served.tokenizer.prepare(scratch, (first, second), served.max_length, cut).map_err(|_| Reject::Internal)?;
-    if full_length > served.max_length && !outline.truncate {
-        return Err(too_long(*next, full_length, served.max_length));
+    let cut = if outline.truncate { Cut::Early } else { Cut::Late };
+    let max = served.max_length;
+    let tokens = served.tokenizer.prepare(scratch, (first, second), max, cut).map_err(|_| Reject::Panicked)?;
+    if tokens > max && !outline.truncate {
+        let place = outline.place(*next as u32);
+        return Err(Reject::TextTooLong { place, tokens: tokens as u32, max: max as u32 });
     }
-    if full_length.min(served.max_length) > room {
+    if tokens.min(max) > room {
         return Ok(false);
     }
-    served.tokenizer.write(scratch, second.is_some(), served.max_length, &mut piece.ids, &mut piece.types);
-    body.truncated += u32::from(full_length > served.max_length);
+    let start = piece.ids.len();
+    served.tokenizer.write(scratch, second.is_some(), max, &mut piece.ids, &mut piece.types);
+    // A tokenizer may know added tokens that its model was never given rows for.
+    if let Some(id) = piece.ids[start..].iter().find(|id| **id >= served.vocabulary) {
+        let place = outline.place(*next as u32);
+        return Err(Reject::TokenOutside { place, id: (*id).into(), vocabulary: served.vocabulary });
+    }
+    body.truncated += u32::from(tokens > max);
     Ok(true)
-}
-
-fn too_long(index: usize, length: usize, length_max: usize) -> Reject {
-    Reject::TextTooLong { index: index as u32, length: length as u32, length_max: length_max as u32 }
 }
