@@ -8,6 +8,9 @@
 //! lane's plan; the lane is usable again at once unless the device says [`Health::Dead`].
 
 pub mod cpu;
+pub mod lane;
+#[cfg(feature = "onnxruntime")]
+pub mod onnx;
 pub mod sim;
 
 use std::sync::Arc;
