@@ -29,6 +29,7 @@ pub mod http;
 
 pub mod api;
 
+pub mod clock;
 pub mod job;
 pub mod ring;
 
