@@ -21,12 +21,14 @@ use ort::environment::Environment;
 use ort::session::{Session, SessionInputValue};
 use ort::value::{Tensor, TensorElementType, TensorRef};
 
-use self::batch::{Batch, Pool};
+use self::batch::Batch;
 use self::signature::{Kind, Signature};
 use super::lane::{LaneThread, Notify};
 use super::{Bucket, Device, Fault, Health, Lane, LoadError, Offer, Pieces, Plan};
 use crate::config;
 use crate::job::ModelKey;
+use crate::model::convert::Metadata;
+use crate::model::onnx::Summary;
 use crate::model::{Model, Source};
 
 /// Everything one run needs and leaves behind.
@@ -107,7 +109,9 @@ impl Device for Onnx {
         };
         let at = |words: String| LoadError(format!("{}: {words}", path.display()));
         let mut first = self.session(path)?;
-        let mut signature = Signature::read(&first, model).map_err(at)?;
+        let summary = Summary::read(path).map_err(|error| at(error.to_string()))?;
+        let metadata = Metadata::of(&summary).map_err(at)?;
+        let mut signature = Signature::read(&first, model, metadata.as_ref()).map_err(at)?;
         let trial = trial(&mut first, &mut signature, model);
         trial.map_err(|words| at(format!("a trial run failed: {words}")))?;
         let buckets = signature.buckets(self.tokens_max, model.max_length as u32).map_err(at)?;

@@ -611,6 +611,11 @@ impl Graph<'_> {
         self.node("Equal", name, &[left, right], vec![], Element::Bool)
     }
 
+    pub fn less(&mut self, name: &str, left: Value, right: Value) -> Value {
+        assert_eq!(self.element(left), self.element(right), "{name}: Less of two element types");
+        self.node("Less", name, &[left, right], vec![], Element::Bool)
+    }
+
     /// `then` where `condition` holds, else `otherwise`.
     pub fn select(&mut self, name: &str, condition: Value, then: Value, otherwise: Value) -> Value {
         let element = self.element(then);

@@ -125,7 +125,7 @@ impl Batch {
             };
             let fits = range.len() == place.length
                 && (signature.layout() == Layout::Packed || place.offset == 0)
-                && self.push(place, &piece.ids[range.clone()], &piece.types[range]);
+                && self.push(signature, place, &piece.ids[range.clone()], &piece.types[range]);
             if !fits {
                 return false;
             }
@@ -137,7 +137,7 @@ impl Batch {
     /// One sequence of a single token, id 0, which every vocabulary has.
     pub fn fill_trial(&mut self, signature: &Signature) {
         self.clear(signature, 1, 1);
-        let fits = self.push(Place { row: 0, offset: 0, length: 1 }, &[0], &[0]);
+        let fits = self.push(signature, Place { row: 0, offset: 0, length: 1 }, &[0], &[0]);
         assert!(fits, "a token fits an empty grid");
         self.fill_firsts(signature);
     }
@@ -155,12 +155,13 @@ impl Batch {
     }
 
     /// False if the place is empty or taken, or an id is beyond what int32 holds.
-    fn push(&mut self, place: Place, ids: &[u32], types: &[u8]) -> bool {
+    fn push(&mut self, signature: &Signature, place: Place, ids: &[u32], types: &[u8]) -> bool {
         let start = place.row * self.length + place.offset;
         let segment = self.places.len() as i32 + 1;
         if ids.is_empty() || self.segments[start..start + ids.len()].iter().any(|&taken| taken != 0) {
             return false;
         }
+        let mut position = 0;
         for (index, (&id, &token_type)) in ids.iter().zip(types).enumerate() {
             let Ok(id) = i32::try_from(id) else {
                 return false;
@@ -168,7 +169,13 @@ impl Batch {
             self.ids[start + index] = id;
             self.mask[start + index] = 1;
             self.types[start + index] = i32::from(token_type);
-            self.positions[start + index] = index as i32;
+            self.positions[start + index] = match signature.unpositioned {
+                Some((token, row)) if token == id => row,
+                Some(_) | None => {
+                    position += 1;
+                    position - 1
+                }
+            };
             self.segments[start + index] = segment;
         }
         self.places.push(place);

@@ -13,7 +13,8 @@ use ort::value::{Outlet, TensorElementType};
 use super::batch::Pool;
 use crate::device::{Bucket, Layout};
 use crate::model::convert::{
-    ATTENTION_MASK, CLS_INDEX, EMBEDDINGS, INPUT_IDS, LOGITS, POSITION_IDS, SCORES, SEGMENT_IDS, TOKEN_TYPE_IDS,
+    ATTENTION_MASK, CLS_INDEX, EMBEDDINGS, INPUT_IDS, LOGITS, Metadata, POSITION_IDS, SCORES, SEGMENT_IDS,
+    TOKEN_TYPE_IDS,
 };
 use crate::model::{Model, Pooling, Task};
 
@@ -71,6 +72,8 @@ pub(super) struct Signature {
     pub inputs: Vec<Input>,
     pub output: Output,
     pub fixed: Fixed,
+    /// A token that takes no position, and the position that it gets: our packed files of the RoBERTa families.
+    pub unpositioned: Option<(i32, i32)>,
 }
 
 /// Sequences in one packed plan at most, where the file leaves it open: texts of eight tokens still fill 4,096.
@@ -81,7 +84,7 @@ const LENGTHS: [u32; 6] = [16, 32, 64, 128, 256, 512];
 
 impl Signature {
     /// Reads the session's ports.
-    pub fn read(session: &Session, model: &Model) -> Result<Signature, String> {
+    pub fn read(session: &Session, model: &Model, metadata: Option<&Metadata>) -> Result<Signature, String> {
         let is_packed = session.inputs().iter().any(|port| port.name() == CLS_INDEX);
         let layout = if is_packed { Layout::Packed } else { Layout::Padded };
         let mut fixed = Fixed::default();
@@ -108,7 +111,8 @@ impl Signature {
                 return Err(format!("no input `{name}` (it has {})", names.join(", ")));
             }
         }
-        Ok(Signature { inputs, output: output(session, model)?, fixed })
+        let unpositioned = metadata.and_then(|metadata| Some((metadata.pad_token? as i32, metadata.max_length as i32)));
+        Ok(Signature { inputs, output: output(session, model)?, fixed, unpositioned })
     }
 
     pub fn layout(&self) -> Layout {

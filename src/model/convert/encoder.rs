@@ -18,9 +18,9 @@ use super::{
     TOKEN_TYPE_IDS,
 };
 use crate::device::Layout;
-use crate::model::onnx::{Dimension, Element, Graph, Produce, Value};
+use crate::model::onnx::{Dimension, Element, Graph, Produce, Value, WriteError};
 use crate::model::weights::{HeadParameters, LayerParameters, Linear, Norm, Parameters, Tensor};
-use crate::model::{Activation, Geometry, Head, Model, Pooling, Task};
+use crate::model::{Activation, Architecture, Geometry, Head, Model, Pooling, Task};
 
 /// The graph's inputs and its output, by name.
 pub(super) struct Ports {
@@ -198,23 +198,62 @@ impl<'w> Builder<'_, 'w> {
 
     /// Rows of the position table, float: `[length, hidden]` or `[rows, length, hidden]`.
     ///
-    /// The table begins at the family's offset, so both layouts count from 0. RoBERTa's own code counts the tokens that are
-    /// not padding, by a running sum; with padding on the right this is the index, and an index needs no operator that
-    /// engines disagree about.
+    /// The table begins at the family's offset, so that both layouts count from 0; behind its `max_length` rows lies, for
+    /// the RoBERTa families, the row of the pad token.
     fn positions(&mut self, parameters: &'w Parameters<'w>, max_length: usize) -> Value {
-        let hidden = self.geometry.hidden;
+        let rows = max_length + usize::from(pad_token(self.geometry).is_some());
         let produce = position_rows(parameters, self.geometry, max_length);
-        let table = self.graph.weight("embeddings/position_table", self.compute, &[max_length, hidden], produce);
-        let rows = match self.inputs {
-            Inputs::Padded { ids, .. } => {
-                let shape = self.graph.shape("embeddings/shape", ids);
-                let Numbers { zero, one, two, .. } = self.numbers;
-                let length = self.graph.slice("embeddings/length", shape, one, two, zero);
+        let table =
+            self.graph.weight("embeddings/position_table", self.compute, &[rows, self.geometry.hidden], produce);
+        let rows = match (&self.inputs, pad_token(self.geometry)) {
+            (&Inputs::Packed { positions, .. }, _) => self.graph.gather("embeddings/positions", table, positions, 0),
+            (&Inputs::Padded { ids, .. }, None) => {
+                let length = self.length(ids);
+                let zero = self.numbers.zero;
                 self.graph.slice("embeddings/positions", table, zero, length, zero)
             }
-            Inputs::Packed { positions, .. } => self.graph.gather("embeddings/positions", table, positions, 0),
+            (&Inputs::Padded { ids, .. }, Some(pad_token)) => {
+                let index = self.counted_positions(ids, pad_token, max_length);
+                self.graph.gather("embeddings/positions", table, index, 0)
+            }
         };
         self.graph.cast("embeddings/positions_float", rows, Element::Float)
+    }
+
+    /// For each token the number of tokens before it in its row that are not the pad token; `max_length` for a pad token.
+    ///
+    /// With padding on the right this is the token's index, unless a text spells the pad token out. RoBERTa's own code has a
+    /// running sum here, which engines either lack for some integer types or run as a loop; a product with a triangle of
+    /// ones is as exact (zeros and ones, summed in float) and nothing special to any of them.
+    fn counted_positions(&mut self, ids: Value, pad_token: usize, max_length: usize) -> Value {
+        let length = self.length(ids);
+        let Numbers { zero, one, .. } = self.numbers;
+        let graph = &mut *self.graph;
+        let (none, whole) =
+            (graph.scalar("positions/none", Element::Float, 0.0), graph.scalar("positions/whole", Element::Float, 1.0));
+        let count = Box::new(move |take: &mut dyn FnMut(&[f32]) -> Result<(), WriteError>| {
+            (0..max_length).try_for_each(|index| take(&[index as f32]))
+        });
+        let indices = graph.weight("positions/indices", Element::Float, &[max_length], count);
+        let indices = graph.slice("positions/indices_used", indices, zero, length, zero);
+        let before = graph.unsqueeze("positions/before", indices, one);
+        let after = graph.unsqueeze("positions/after", indices, zero);
+        let is_before = graph.less("positions/is_before", before, after);
+        let triangle = graph.select("positions/triangle", is_before, whole, none);
+        let pad = graph.scalar("positions/pad_token", Element::Int32, pad_token as f32);
+        let is_pad = graph.equal("positions/is_pad", ids, pad);
+        let counted = graph.select("positions/counted", is_pad, none, whole);
+        let index = graph.matmul("positions/index_float", counted, triangle);
+        let index = graph.cast("positions/index_counted", index, Element::Int32);
+        let pad_row = graph.scalar("positions/pad_row", Element::Int32, max_length as f32);
+        graph.select("positions/index", is_pad, pad_row, index)
+    }
+
+    /// Tokens per row, `[1]` int64.
+    fn length(&mut self, ids: Value) -> Value {
+        let Numbers { zero, one, two, .. } = self.numbers;
+        let shape = self.graph.shape("embeddings/shape", ids);
+        self.graph.slice("embeddings/length", shape, one, two, zero)
     }
 
     fn masks(&mut self) -> Masks {
@@ -535,15 +574,25 @@ fn transposed<'w>(matrices: Vec<(&'w Tensor<'w>, f32)>) -> Produce<'w> {
     })
 }
 
-/// Rows `position_offset..position_offset + count` of the position table; with a single token type its row is added, as
-/// every token would get it anyway.
+/// The token that takes no position, for the families that have one.
+pub(super) fn pad_token(geometry: &Geometry) -> Option<usize> {
+    match geometry.architecture {
+        Architecture::Bert => None,
+        Architecture::Roberta => Some(geometry.position_offset - 1),
+    }
+}
+
+/// Rows `position_offset..position_offset + count` of the position table, then the pad token's if there is one. With a
+/// single token type its row is added, as every token would get it anyway.
 fn position_rows<'w>(parameters: &'w Parameters<'w>, geometry: &Geometry, count: usize) -> Produce<'w> {
     let (hidden, offset) = (geometry.hidden, geometry.position_offset);
+    // The pad token's row has its id's number.
+    let pad_row = pad_token(geometry);
     let only_type = (geometry.token_types == 1).then(|| parameters.token_type_embeddings.to_f32());
     Box::new(move |take| {
         let mut row = vec![0.0; hidden];
-        for index in 0..count {
-            decode(&parameters.position_embeddings, (offset + index) * hidden, &mut row);
+        for index in (offset..offset + count).chain(pad_row) {
+            decode(&parameters.position_embeddings, index * hidden, &mut row);
             if let Some(only_type) = &only_type {
                 row.iter_mut().zip(only_type).for_each(|(value, of_type)| *value += of_type);
             }

@@ -30,6 +30,8 @@ pub struct Metadata {
     pub labels: Vec<String>,
     /// Where the tokenizer was at the time.
     pub tokenizer: PathBuf,
+    /// The token that takes no position of its own, in the RoBERTa families. Not in the file otherwise.
+    pub pad_token: Option<usize>,
     /// Lower-case hexadecimal sha256 of the weights' files, one after another in the order of their names.
     pub digest: String,
 }
@@ -45,6 +47,9 @@ impl Metadata {
         graph.metadata("reactrt.max_length", self.max_length.to_string());
         graph.metadata("reactrt.labels", serde_json::Value::from(self.labels.clone()).to_string());
         graph.metadata("reactrt.tokenizer", self.tokenizer.display().to_string());
+        if let Some(pad_token) = self.pad_token {
+            graph.metadata(PAD_TOKEN, pad_token.to_string());
+        }
         graph.metadata("reactrt.digest", self.digest.as_str());
     }
 
@@ -67,10 +72,17 @@ impl Metadata {
             max_length: text("reactrt.max_length")?.parse().map_err(|_| unknown("reactrt.max_length"))?,
             labels: serde_json::from_str(text("reactrt.labels")?).map_err(|_| unknown("reactrt.labels"))?,
             tokenizer: text("reactrt.tokenizer")?.into(),
+            pad_token: match summary.get(PAD_TOKEN) {
+                None => None,
+                Some(number) => Some(number.parse().map_err(|_| unknown(PAD_TOKEN))?),
+            },
             digest: text("reactrt.digest")?.to_owned(),
         }))
     }
 }
+
+/// Also read by whoever fills `position_ids`.
+const PAD_TOKEN: &str = "reactrt.pad_token";
 
 const TASKS: [Task; 3] = [Task::Embedding, Task::Reranking, Task::Nli];
 const LAYOUTS: [Layout; 2] = [Layout::Padded, Layout::Packed];
