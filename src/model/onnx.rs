@@ -419,10 +419,15 @@ impl<'w> Graph<'w> {
         self.initializer(name, element, dims, Data::Values(produce))
     }
 
-    /// A tensor of integers, shape `[values.len()]`.
-    pub fn integers(&mut self, name: &str, values: &[i64]) -> Value {
+    /// A constant vector of int64, made once for equal values: axes, shapes, bounds.
+    pub fn vector(&mut self, values: &[i64]) -> Value {
+        let words: Vec<String> = values.iter().map(i64::to_string).collect();
+        let name = format!("vector/{}", words.join("_"));
+        if let Some(vector) = self.find(&name) {
+            return vector;
+        }
         let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        self.initializer(name, Element::Int64, &[values.len()], Data::Bytes(bytes))
+        self.initializer(&name, Element::Int64, &[values.len()], Data::Bytes(bytes))
     }
 
     /// One number without dimensions. `element` is `Float`, `Half` or `Int32`.
@@ -550,24 +555,34 @@ impl Graph<'_> {
         self.node("Shape", name, &[input], vec![], Element::Int64)
     }
 
-    /// Elements `starts..ends` along `axes`, each an int64 vector.
-    pub fn slice(&mut self, name: &str, input: Value, starts: Value, ends: Value, axes: Value) -> Value {
+    /// The first `count` elements along axis 0; `count` is `[1]` int64 and may be known at run time only.
+    pub fn first(&mut self, name: &str, input: Value, count: Value) -> Value {
+        let zero = self.vector(&[0]);
+        self.slice(name, input, zero, count)
+    }
+
+    /// Elements `starts..ends` along axis 0, each `[1]` int64.
+    pub fn slice(&mut self, name: &str, input: Value, starts: Value, ends: Value) -> Value {
+        let axes = self.vector(&[0]);
         let element = self.element(input);
         self.node("Slice", name, &[input, starts, ends, axes], vec![], element)
     }
 
-    pub fn unsqueeze(&mut self, name: &str, input: Value, axes: Value) -> Value {
+    pub fn unsqueeze(&mut self, name: &str, input: Value, axes: &[i64]) -> Value {
+        let axes = self.vector(axes);
         let element = self.element(input);
         self.node("Unsqueeze", name, &[input, axes], vec![], element)
     }
 
-    pub fn squeeze(&mut self, name: &str, input: Value, axes: Value) -> Value {
+    pub fn squeeze(&mut self, name: &str, input: Value, axes: &[i64]) -> Value {
+        let axes = self.vector(axes);
         let element = self.element(input);
         self.node("Squeeze", name, &[input, axes], vec![], element)
     }
 
-    /// `shape` is an int64 vector in which 0 keeps a dimension and -1 takes the rest.
-    pub fn reshape(&mut self, name: &str, input: Value, shape: Value) -> Value {
+    /// In `shape` 0 keeps a dimension and -1 takes the rest.
+    pub fn reshape(&mut self, name: &str, input: Value, shape: &[i64]) -> Value {
+        let shape = self.vector(shape);
         let element = self.element(input);
         self.node("Reshape", name, &[input, shape], vec![], element)
     }
@@ -577,8 +592,9 @@ impl Graph<'_> {
         self.node("Transpose", name, &[input], vec![integers("perm", permutation)], element)
     }
 
-    /// Three parts along the last axis; `sizes` is an int64 vector of three.
-    pub fn split_in_three(&mut self, names: [&str; 3], input: Value, sizes: Value) -> [Value; 3] {
+    /// Three parts along the last axis.
+    pub fn split_in_three(&mut self, names: [&str; 3], input: Value, sizes: [i64; 3]) -> [Value; 3] {
+        let sizes = self.vector(&sizes);
         let element = self.element(input);
         let first = self.node("Split", names[0], &[input, sizes], vec![integer("axis", -1)], element);
         let node = self.nodes.last_mut().expect("the node was just made");
@@ -600,8 +616,9 @@ impl Graph<'_> {
         self.node("LayerNormalization", name, &[input, gain, bias], attributes, element)
     }
 
-    /// `axes` is an int64 vector.
-    pub fn reduce_sum(&mut self, name: &str, input: Value, axes: Value, keep: bool) -> Value {
+    /// Along one axis, which stays as 1 if `keep`.
+    pub fn reduce_sum(&mut self, name: &str, input: Value, axis: i64, keep: bool) -> Value {
+        let axes = self.vector(&[axis]);
         let element = self.element(input);
         self.node("ReduceSum", name, &[input, axes], vec![integer("keepdims", keep.into())], element)
     }
