@@ -73,22 +73,13 @@ pub(super) fn read<R>(
     } else {
         simd_json::fill_tape(&mut bytes[body.clone()], &mut scratch.buffers, &mut tape)
     };
-    let read = match filled {
-        Ok(()) => visit(Value(&tape.0)),
-        Err(error) => {
-            tape.0.clear();
-            Err(refuse(&error))
-        }
-    };
+    // A tape that could not be filled shows nothing.
+    let read = filled.map(|()| visit(Value(&tape.0)));
     scratch.tape = tape.reset();
     if length > KEPT_BODY_BYTES {
         *scratch = Scratch::default();
     }
-    // Only now is the body ours to look into again.
-    match read {
-        Err(Reject::Malformed { fault, offset: None }) => Err(locate(fault, &bytes[body])),
-        Ok(_) | Err(_) => read,
-    }
+    read.unwrap_or_else(|error| Err(refuse(&error, &bytes[body])))
 }
 
 /// A look at the first byte keeps from the parser whatever cannot be a request.
@@ -174,39 +165,41 @@ fn after_string(body: &[u8], mut at: usize) -> usize {
     body.len()
 }
 
-/// What the parser says, in our words. Its offsets are the body's for what is wrong outside of strings only.
-fn refuse(error: &simd_json::Error) -> Reject {
-    let fault = match error.error() {
-        ErrorType::DepthLimitExceeded => return Reject::TooDeep { max: DEPTH_MAX as u32 },
-        ErrorType::InvalidEscape => return Reject::Malformed { fault: JsonFault::Escape, offset: None },
-        ErrorType::InvalidUnicodeCodepoint => return Reject::Malformed { fault: JsonFault::Codepoint, offset: None },
-        ErrorType::InvalidUtf8 => return Reject::Malformed { fault: JsonFault::NotUtf8, offset: None },
-        ErrorType::InvalidNumber | ErrorType::InvalidExponent => JsonFault::Number,
-        ErrorType::TrailingData => JsonFault::Trailing,
+/// What the parser says of `body`, in our words. Its offsets are the body's only for what is wrong outside of strings; inside
+/// them there is none to find, since it has begun to unescape.
+fn refuse(error: &simd_json::Error, body: &[u8]) -> Reject {
+    let at = error.character().is_some().then_some(error.index());
+    let (fault, offset) = match (error.error(), at) {
+        (ErrorType::DepthLimitExceeded, _) => return Reject::TooDeep { max: DEPTH_MAX as u32 },
+        (ErrorType::InvalidEscape, _) => (JsonFault::Escape, None),
+        (ErrorType::InvalidUnicodeCodepoint, _) => (JsonFault::Codepoint, None),
+        (ErrorType::InvalidUtf8, _) => {
+            (JsonFault::NotUtf8, std::str::from_utf8(body).err().map(|error| error.valid_up_to()))
+        }
+        (ErrorType::InvalidNumber, at) => (JsonFault::Number, at),
+        // Only where it runs out of structure has a plain fault of syntax a place.
+        (ErrorType::Syntax, Some(_)) => (JsonFault::Cut, Some(body.len())),
+        (ErrorType::Syntax, None) => locate_string_fault(body),
+        (ErrorType::InternalError, Some(at)) => locate_surplus(body, at),
         // The parser's own enum: whatever else it has or will have is a fault of syntax.
-        _ => JsonFault::Syntax,
-    };
-    Reject::Malformed { fault, offset: error.character().is_some().then_some(error.index() as u32) }
-}
-
-/// Finds the place of a fault for which the parser gave none. Where it has begun to unescape strings, there is none to find.
-fn locate(fault: JsonFault, body: &[u8]) -> Reject {
-    let (fault, offset) = match fault {
-        JsonFault::NotUtf8 => (fault, std::str::from_utf8(body).err().map(|error| error.valid_up_to())),
-        // Before it looks at the structure, the parser refuses strings that do not end or have control characters.
-        JsonFault::Syntax => locate_string_fault(body),
-        JsonFault::Escape
-        | JsonFault::Codepoint
-        | JsonFault::Number
-        | JsonFault::Trailing
-        | JsonFault::Empty
-        | JsonFault::ByteOrderMark
-        | JsonFault::ControlCharacter
-        | JsonFault::OpenString => (fault, None),
+        (_, at) => (JsonFault::Syntax, at),
     };
     Reject::Malformed { fault, offset: offset.map(|offset| offset as u32) }
 }
 
+/// The parser stopped at `at`: either at the bracket that closes the body, because something follows, or at a byte that
+/// begins no value.
+fn locate_surplus(body: &[u8], at: usize) -> (JsonFault, Option<usize>) {
+    let before = body[..at].iter().rfind(|byte| !is_blank(**byte));
+    let follows = body[at + 1..].iter().position(|byte| !is_blank(*byte));
+    match (body[at], before, follows) {
+        (b'}', Some(b':' | b',' | b'['), _) => (JsonFault::Syntax, Some(at)),
+        (b'}', _, Some(blanks)) => (JsonFault::Trailing, Some(at + 1 + blanks)),
+        _ => (JsonFault::Syntax, Some(at)),
+    }
+}
+
+/// Before it looks at the structure, the parser refuses strings that do not end or have control characters.
 fn locate_string_fault(body: &[u8]) -> (JsonFault, Option<usize>) {
     let mut at = 0;
     while let Some(opening) = body.get(at..).and_then(|rest| memchr2(b'"', b'\\', rest)).map(|found| at + found) {

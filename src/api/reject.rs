@@ -147,6 +147,8 @@ pub enum JsonFault {
     ByteOrderMark,
     NotUtf8,
     Syntax,
+    /// It ends before all brackets are closed.
+    Cut,
     /// Something follows the closing bracket.
     Trailing,
     Number,
@@ -165,6 +167,7 @@ impl fmt::Display for JsonFault {
             JsonFault::ByteOrderMark => "it begins with a byte order mark",
             JsonFault::NotUtf8 => "it is not UTF-8",
             JsonFault::Syntax => "a syntax error",
+            JsonFault::Cut => "it ends too early",
             JsonFault::Trailing => "something follows its end",
             JsonFault::Number => "a number that is malformed or too large",
             JsonFault::Escape => "a string has an unknown escape",

@@ -430,3 +430,262 @@ fn prompts(folder: &Path, settings: &ModelSettings) -> Result<(Vec<Prompt>, Opti
     };
     Ok((prompts, default))
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::model::sample::{Sample, TemporaryFolder};
+
+    fn written(sample: &Sample) -> TemporaryFolder {
+        let place = TemporaryFolder::new();
+        sample.write(&place);
+        place
+    }
+
+    fn read_with(place: &TemporaryFolder, settings: &ModelSettings) -> Result<Model, String> {
+        read(place.path(), None, settings).map_err(|error| error.0)
+    }
+
+    /// Reads the sample with some keys of config.json changed; `null` removes a key.
+    fn read_changed(sample: &Sample, changes: Value) -> Result<Model, String> {
+        let place = written(sample);
+        let mut config = sample.config();
+        for (key, value) in changes.as_object().expect("an object of changes") {
+            match value {
+                Value::Null => drop(config.as_object_mut().expect("an object").remove(key)),
+                value => config[key] = value.clone(),
+            }
+        }
+        place.write("config.json", config.to_string());
+        read_with(&place, &sample.settings())
+    }
+
+    fn assert_names(error: &str, parts: &[&str]) {
+        for part in parts {
+            assert!(error.contains(part), "`{part}` is not in: {error}");
+        }
+    }
+
+    #[test]
+    fn a_folder_says_what_it_says() {
+        let place = written(&Sample::roberta(Task::Embedding));
+        let model = read_with(&place, &Sample::roberta(Task::Embedding).settings()).expect("a good folder");
+        let geometry = model.geometry.expect("folders have one");
+        assert_eq!(
+            geometry,
+            Geometry {
+                architecture: Architecture::Roberta,
+                hidden: 48,
+                layers: 3,
+                heads: 4,
+                intermediate: 80,
+                vocabulary: 97,
+                positions: 202,
+                token_types: 1,
+                position_offset: 2,
+                layer_norm_eps: 1e-5,
+                activation: Activation::GeluTanh,
+            }
+        );
+        assert_eq!((model.head, model.pooling, model.normalize), (Head::Embedding, Pooling::Cls, true));
+        assert_eq!((model.max_length, model.labels.len(), model.prompts.len()), (200, 0, 0));
+        assert_eq!(model.tokenizer, place.path().join("tokenizer.json"));
+        assert_eq!(model.source, Source::Folder(place.path().to_owned()));
+
+        let bert = read_changed(&Sample::bert(Task::Nli), json!({})).expect("a good folder");
+        assert_eq!(bert.head, Head::BertClassifier { classes: 3 });
+        assert_eq!(bert.labels, ["label 0", "label 1", "label 2"]);
+        assert_eq!((bert.max_length, bert.pooling, bert.normalize), (200, Pooling::Cls, false));
+        let roberta = read_changed(&Sample::roberta(Task::Reranking), json!({})).expect("a good folder");
+        assert_eq!((roberta.head, roberta.labels.len()), (Head::RobertaClassifier { classes: 1 }, 0));
+    }
+
+    #[test]
+    fn what_cannot_be_served_is_refused_with_the_file_and_the_reason() {
+        let embedding = Sample::bert(Task::Embedding);
+        let cases: [(Value, &[&str]); 12] = [
+            (json!({"model_type": "mpnet"}), &["mpnet", "bert, roberta, xlm-roberta and camembert"]),
+            (json!({"model_type": null}), &["(none)", "xlm-roberta"]),
+            (json!({"hidden_act": "swish"}), &["swish", "gelu_new"]),
+            (json!({"hidden_size": null}), &["no `hidden_size`"]),
+            (json!({"hidden_size": 0}), &["`hidden_size` is 0"]),
+            (json!({"vocab_size": -5}), &["`vocab_size` is -5"]),
+            (json!({"num_hidden_layers": "six"}), &["`num_hidden_layers` is \"six\""]),
+            (json!({"num_attention_heads": 5}), &["48 is not divisible by 5"]),
+            (json!({"intermediate_size": 1e300}), &["intermediate_size"]),
+            (json!({"position_embedding_type": "relative_key"}), &["absolute positions"]),
+            (json!({"is_decoder": true}), &["only encoders"]),
+            (json!({"architectures": ["BertForSequenceClassification"]}), &["a classifier", "reranking_models"]),
+        ];
+        for (changes, parts) in cases {
+            let error = read_changed(&embedding, changes).expect_err("it cannot be served");
+            assert_names(&error, &["config.json"]);
+            assert_names(&error, parts);
+        }
+        let nli = Sample::bert(Task::Nli);
+        let cases: [(Value, &[&str]); 4] = [
+            (json!({"architectures": ["BertModel"]}), &["no classifier"]),
+            (json!({"id2label": {"0": "yes"}}), &["one class"]),
+            (json!({"id2label": {"0": "a", "2": "b"}}), &["does not number its labels from 0"]),
+            (json!({"num_labels": 4}), &["`num_labels` is 4, and `id2label` has 3"]),
+        ];
+        for (changes, parts) in cases {
+            assert_names(&read_changed(&nli, changes).expect_err("it cannot be served"), parts);
+        }
+        let reranker = Sample::bert(Task::Reranking);
+        let error = read_changed(&reranker, json!({"id2label": {"0": "a", "1": "b"}})).expect_err("two logits");
+        assert_names(&error, &["2 classes", "exactly one logit"]);
+        let error = read_changed(&Sample::roberta(Task::Embedding), json!({"max_position_embeddings": 2}));
+        assert_names(&error.expect_err("no position is left"), &["leave none"]);
+    }
+
+    #[test]
+    fn missing_files_are_named() {
+        let sample = Sample::bert(Task::Embedding);
+        let place = written(&sample);
+        std::fs::remove_file(place.path().join("tokenizer.json")).expect("it was there");
+        let error = read_with(&place, &sample.settings()).expect_err("no tokenizer");
+        assert_names(&error, &["tokenizer.json", "no such file", "AutoTokenizer", "save_pretrained"]);
+        std::fs::remove_file(place.path().join("config.json")).expect("it was there");
+        assert_names(&read_with(&place, &sample.settings()).expect_err("no config"), &["config.json", "no such file"]);
+        place.write("config.json", "{");
+        assert_names(&read_with(&place, &sample.settings()).expect_err("half a file"), &["config.json", "line 1"]);
+        let error = read(&place.path().join("gone"), None, &sample.settings()).expect_err("no folder");
+        assert_names(&error.0, &["gone", "no such folder"]);
+    }
+
+    #[test]
+    fn a_tokenizer_may_lie_elsewhere() {
+        let sample = Sample::bert(Task::Embedding);
+        let (place, other) = (written(&sample), TemporaryFolder::new());
+        other.write("tokenizer.json", "{}");
+        other.write("tokenizer_config.json", json!({"model_max_length": 77}).to_string());
+        for given in [other.path().to_owned(), other.path().join("tokenizer.json")] {
+            let model = read(place.path(), Some(&given), &sample.settings()).expect("a good folder");
+            assert_eq!((model.tokenizer, model.max_length), (other.path().join("tokenizer.json"), 77));
+        }
+    }
+
+    #[test]
+    fn max_length_comes_from_the_first_that_states_one() {
+        let sample = Sample::roberta(Task::Embedding);
+        let place = written(&sample);
+        let with = |max_length| read_with(&place, &ModelSettings { max_length, ..sample.settings() });
+        let none = serde_json::from_str::<Value>("1000000000000000019884624838656").expect("a number");
+        place.write("tokenizer_config.json", json!({"model_max_length": none}).to_string());
+        assert_eq!(with(None).expect("a good folder").max_length, 200, "the sentinel means all positions");
+        place.write("tokenizer_config.json", json!({"model_max_length": 512}).to_string());
+        assert_eq!(with(None).expect("a good folder").max_length, 200, "never above the positions");
+        place.write("tokenizer_config.json", json!({"model_max_length": 150}).to_string());
+        assert_eq!(with(None).expect("a good folder").max_length, 150);
+        place.write("sentence_bert_config.json", json!({"max_seq_length": null}).to_string());
+        assert_eq!(with(None).expect("a good folder").max_length, 150);
+        place.write("sentence_bert_config.json", json!({"max_seq_length": 100}).to_string());
+        assert_eq!(with(None).expect("a good folder").max_length, 100);
+        assert_eq!(with(Some(180)).expect("a good folder").max_length, 180);
+        for wrong in [0, 201] {
+            assert_names(&with(Some(wrong)).expect_err("no position"), &["test.yaml:1", "`sample`", "1 to 200"]);
+        }
+    }
+
+    #[test]
+    fn pooling_comes_from_the_manifest_or_is_mean() {
+        let sample = Sample::bert(Task::Embedding);
+        let place = written(&sample);
+        let pooled = || {
+            let model = read_with(&place, &sample.settings());
+            model.map(|model| (model.pooling, model.normalize))
+        };
+        let mode = |modes: Value| place.write("1_Pooling/config.json", modes.to_string());
+        assert_eq!(pooled(), Ok((Pooling::Mean, true)));
+        mode(json!({"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}));
+        assert_eq!(pooled(), Ok((Pooling::Cls, true)));
+        mode(json!({"pooling_mode": "mean", "include_prompt": true}));
+        assert_eq!(pooled(), Ok((Pooling::Mean, true)));
+        for (modes, parts) in [
+            (json!({"pooling_mode_max_tokens": true}), "max_tokens"),
+            (json!({"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": true}), "cls_token + mean_tokens"),
+            (json!({"pooling_mode_cls_token": false}), "no pooling mode"),
+            (json!({"pooling_mode_mean_tokens": true, "include_prompt": false}), "include_prompt"),
+        ] {
+            mode(modes);
+            assert_names(&pooled().expect_err("not supported"), &["1_Pooling/config.json", parts]);
+        }
+        let settings = ModelSettings { pooling: Some(Pooling::Cls), normalize: Some(false), ..sample.settings() };
+        mode(json!({"pooling_mode_max_tokens": true}));
+        let model = read_with(&place, &settings).expect("the configuration decides");
+        assert_eq!((model.pooling, model.normalize), (Pooling::Cls, false));
+
+        std::fs::remove_file(place.path().join("modules.json")).expect("it was there");
+        assert_eq!(pooled(), Ok((Pooling::Mean, false)), "no manifest");
+        let manifest = |modules: Value| place.write("modules.json", modules.to_string());
+        manifest(json!([{"path": "2_Dense", "type": "sentence_transformers.models.Dense"}]));
+        assert_names(&pooled().expect_err("a dense module"), &["modules.json", "Dense", "Normalize are supported"]);
+        manifest(json!([{"path": "../1", "type": "sentence_transformers.models.Pooling"}]));
+        assert_names(&pooled().expect_err("a way out"), &["leads out of the folder"]);
+
+        let reranker = Sample::bert(Task::Reranking);
+        let settings = ModelSettings { pooling: Some(Pooling::Mean), ..reranker.settings() };
+        let error = read_with(&written(&reranker), &settings).expect_err("a reranker does not pool");
+        assert_names(&error, &["test.yaml:1", "for embedding models"]);
+    }
+
+    #[test]
+    fn an_old_manifest_puts_the_encoder_in_a_folder_of_its_own() {
+        let (sample, place) = (Sample::bert(Task::Embedding), TemporaryFolder::new());
+        place.write("0_Transformer/config.json", sample.config().to_string());
+        place.write("0_Transformer/tokenizer.json", "{}");
+        place.write("modules.json", json!([{"path": "0_Transformer", "type": "x.Transformer"}]).to_string());
+        let model = read_with(&place, &sample.settings()).expect("a good folder");
+        assert_eq!(model.source, Source::Folder(place.path().join("0_Transformer")));
+        assert_eq!(model.tokenizer, place.path().join("0_Transformer/tokenizer.json"));
+    }
+
+    #[test]
+    fn labels_come_from_the_first_that_has_some() {
+        let sample = Sample::roberta(Task::Nli);
+        let place = written(&sample);
+        let labels = Some(vec!["x".to_owned(), "y".to_owned(), "z".to_owned()]);
+        let settings = ModelSettings { labels: labels.clone(), ..sample.settings() };
+        assert_eq!(read_with(&place, &settings).expect("a good folder").labels, labels.expect("they are there"));
+        let settings = ModelSettings { labels: Some(vec!["x".into()]), ..sample.settings() };
+        assert_names(&read_with(&place, &settings).expect_err("too few"), &["test.yaml:1", "1 labels", "3 classes"]);
+        let generic = json!({"id2label": {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"}});
+        let found = read_changed(&sample, generic).expect("a good folder").labels;
+        assert_eq!(found, ["LABEL_0", "LABEL_1", "LABEL_2"], "as the file says");
+        // Neither names nor a number: the classifier's own shape decides.
+        let found = read_changed(&sample, json!({"id2label": null})).expect("a good folder").labels;
+        assert_eq!(found, NLI_LABELS);
+        let four = Sample { classes: 4, ..sample };
+        let found = read_changed(&four, json!({"id2label": null, "num_labels": 4})).expect("a good folder").labels;
+        assert_eq!(found, ["LABEL_0", "LABEL_1", "LABEL_2", "LABEL_3"]);
+    }
+
+    #[test]
+    fn prompts_come_from_the_folder_unless_the_configuration_has_some() {
+        let sample = Sample::bert(Task::Embedding);
+        let place = written(&sample);
+        let file = |contents: Value| place.write("config_sentence_transformers.json", contents.to_string());
+        let prompts = |settings: &ModelSettings| {
+            let model = read_with(&place, settings)?;
+            let names: Vec<String> =
+                model.prompts.iter().map(|prompt| format!("{}={}", prompt.name, prompt.text)).collect();
+            Ok::<_, String>((names.join(","), model.default_prompt))
+        };
+        file(json!({"__version__": {}}));
+        assert_eq!(prompts(&sample.settings()), Ok((String::new(), None)));
+        file(json!({"prompts": {"query": "q: ", "passage": "p: "}, "default_prompt_name": "query"}));
+        assert_eq!(prompts(&sample.settings()), Ok(("passage=p: ,query=q: ".into(), Some(1))));
+        let own = ModelSettings { prompts: Some(vec![("mine".into(), "m: ".into())]), ..sample.settings() };
+        assert_eq!(prompts(&own), Ok(("mine=m: ".into(), None)));
+        let own = ModelSettings { default_prompt: Some("mine".into()), ..own };
+        assert_eq!(prompts(&own), Ok(("mine=m: ".into(), Some(0))));
+        let wrong = ModelSettings { default_prompt: Some("their".into()), ..own };
+        assert_names(&prompts(&wrong).expect_err("no such prompt"), &["test.yaml:1", "`their`"]);
+        file(json!({"prompts": {}, "default_prompt_name": "query"}));
+        let error = prompts(&sample.settings()).expect_err("no such prompt");
+        assert_names(&error, &["config_sentence_transformers.json", "`query`"]);
+    }
+}

@@ -4,6 +4,8 @@ pub mod convert;
 pub mod fetch;
 pub mod folder;
 pub mod onnx;
+#[cfg(test)]
+pub mod sample;
 pub mod weights;
 
 use std::path::PathBuf;

@@ -412,3 +412,359 @@ fn gather(storage: &[u8], size: usize, shape: &[usize], strides: &[usize]) -> Ve
     }
     bytes
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::model::sample::{Random, Sample, TemporaryFolder, safetensors_of};
+    use crate::model::{Model, Task, folder};
+
+    type Named = (String, Vec<usize>, Vec<f32>);
+
+    fn few() -> Vec<Named> {
+        vec![
+            ("one".into(), vec![2, 3], vec![1.0, -2.0, 3.5, 0.25, -0.5, 1024.0]),
+            ("two".into(), vec![4], vec![0.0, -0.0, 65504.0, 1.0]),
+            ("empty".into(), vec![0, 3], vec![]),
+        ]
+    }
+
+    fn open(folder: &TemporaryFolder) -> Result<Weights, String> {
+        Weights::open(folder.path()).map_err(|error| error.0)
+    }
+
+    fn assert_holds(weights: &Weights, expected: &[Named]) {
+        assert_eq!(weights.names().count(), expected.len());
+        for (name, shape, values) in expected {
+            let tensor = weights.get(name).expect("it is there");
+            assert_eq!((&tensor.shape, &tensor.to_f32()), (shape, values), "{name}");
+        }
+        assert_eq!(weights.get("three"), None);
+    }
+
+    /// Pushes a pickled state dict together, as PyTorch writes one.
+    struct Pickle(Vec<u8>);
+
+    impl Pickle {
+        fn text(&mut self, text: &str) {
+            self.0.push(b'X');
+            self.0.extend((text.len() as u32).to_le_bytes());
+            self.0.extend(text.as_bytes());
+        }
+
+        fn integer(&mut self, value: usize) {
+            match value {
+                0..=255 => self.0.extend([b'K', value as u8]),
+                256..=65_535 => {
+                    self.0.push(b'M');
+                    self.0.extend((value as u16).to_le_bytes());
+                }
+                _ => {
+                    self.0.push(b'J');
+                    self.0.extend((value as i32).to_le_bytes());
+                }
+            }
+        }
+
+        fn tuple(&mut self, values: &[usize]) {
+            self.0.push(b'(');
+            values.iter().for_each(|&value| self.integer(value));
+            self.0.push(b't');
+        }
+
+        fn tensor(&mut self, class: &str, key: &str, offset: usize, shape: &[usize], strides: &[usize]) {
+            self.0.extend(b"ctorch._utils\n_rebuild_tensor_v2\n((");
+            self.text("storage");
+            self.0.extend(format!("ctorch\n{class}\n").as_bytes());
+            self.text(key);
+            self.text("cpu");
+            self.integer(1);
+            self.0.extend(b"tQ");
+            self.integer(offset);
+            self.tuple(shape);
+            self.tuple(strides);
+            self.0.extend(b"\x89ccollections\nOrderedDict\n)RtR");
+        }
+
+        fn state_dict(entries: impl FnOnce(&mut Pickle)) -> Vec<u8> {
+            let mut pickle = Pickle(b"\x80\x02ccollections\nOrderedDict\nq\x00)Rq\x01(".to_vec());
+            entries(&mut pickle);
+            // A state dict ends with `_metadata`, set as an attribute.
+            pickle.0.extend(b"u}X\x09\x00\x00\x00_metadatah\x00)Rsb.");
+            pickle.0
+        }
+    }
+
+    fn archive(pickle: &[u8], storages: &[(&str, Vec<u8>)]) -> Vec<u8> {
+        let plain = zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Stored);
+        let mut writer = zip::ZipWriter::new(Cursor::new(Vec::new()));
+        let mut add = |name: String, bytes: &[u8]| {
+            writer.start_file(name, plain).expect("an archive in memory can be written");
+            writer.write_all(bytes).expect("an archive in memory can be written");
+        };
+        add("archive/data.pkl".into(), pickle);
+        add("archive/byteorder".into(), b"little");
+        storages.iter().for_each(|(key, bytes)| add(format!("archive/data/{key}"), bytes));
+        writer.finish().expect("an archive in memory can be written").into_inner()
+    }
+
+    fn bytes_of(values: &[f32]) -> Vec<u8> {
+        values.iter().flat_map(|value| value.to_le_bytes()).collect()
+    }
+
+    fn pytorch_of(tensors: &[Named]) -> Vec<u8> {
+        let pickle = Pickle::state_dict(|pickle| {
+            for (index, (name, shape, _)) in tensors.iter().enumerate() {
+                pickle.text(name);
+                let strides: Vec<usize> = (0..shape.len()).map(|d| shape[d + 1..].iter().product()).collect();
+                pickle.tensor("FloatStorage", &index.to_string(), 0, shape, &strides);
+            }
+        });
+        let keys: Vec<String> = (0..tensors.len()).map(|index| index.to_string()).collect();
+        let storages: Vec<(&str, Vec<u8>)> =
+            keys.iter().zip(tensors).map(|(key, tensor)| (key.as_str(), bytes_of(&tensor.2))).collect();
+        archive(&pickle, &storages)
+    }
+
+    #[test]
+    fn both_formats_whole_and_sharded() {
+        type Write = fn(&[Named]) -> Vec<u8>;
+        let formats: [(&str, &str, Write); 2] =
+            [("model", "safetensors", safetensors_of), ("pytorch_model", "bin", pytorch_of)];
+        for (stem, extension, write) in formats {
+            let place = TemporaryFolder::new();
+            place.write(&format!("{stem}.{extension}"), write(&few()));
+            assert_holds(&open(&place).expect("a good file"), &few());
+
+            let place = TemporaryFolder::new();
+            let (one, two) = (format!("{stem}-1.{extension}"), format!("{stem}-2.{extension}"));
+            place.write(&one, write(&few()[..1]));
+            place.write(&two, write(&few()[1..]));
+            let index_name = format!("{stem}.{extension}.index.json");
+            let mut map = serde_json::json!({"weight_map": {"one": one, "two": two, "empty": two}});
+            place.write(&index_name, map.to_string());
+            assert_holds(&open(&place).expect("good shards"), &few());
+
+            map["weight_map"]["one"] = two.clone().into();
+            place.write(&index_name, map.to_string());
+            let error = open(&place).expect_err("the first shard is not named");
+            assert!(error.contains(&index_name) && error.contains("`one`"), "{error}");
+            map["weight_map"]["one"] = "../one".into();
+            place.write(&index_name, map.to_string());
+            assert!(open(&place).expect_err("a path").contains("`../one` is not a file name"));
+            map["weight_map"]["one"] = "gone".into();
+            place.write(&index_name, map.to_string());
+            assert!(open(&place).expect_err("a shard is missing").contains("gone"));
+        }
+        let place = TemporaryFolder::new();
+        let error = open(&place).expect_err("an empty folder");
+        assert!(error.contains("model.safetensors") && error.contains("pytorch_model.bin"), "{error}");
+        place.write("model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n");
+        assert!(open(&place).expect_err("a pointer").contains("git lfs pull"));
+    }
+
+    #[test]
+    fn halves_are_converted_exactly() {
+        let values = [1.0f32, -2.5, 0.0, 6.1035156e-5];
+        let halves: Vec<u8> = values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect();
+        let brains: Vec<u8> = values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect();
+        let longs: Vec<u8> = [1i64, -2, 3, 1 << 40].iter().flat_map(|value| value.to_le_bytes()).collect();
+        let pickle = Pickle::state_dict(|pickle| {
+            for (name, class, key) in
+                [("half", "HalfStorage", "0"), ("brain", "BFloat16Storage", "1"), ("long", "LongStorage", "2")]
+            {
+                pickle.text(name);
+                pickle.tensor(class, key, 0, &[4], &[1]);
+            }
+            pickle.text("mask");
+            pickle.tensor("BoolStorage", "3", 0, &[4], &[1]);
+        });
+        let place = TemporaryFolder::new();
+        let storages = [("0", halves), ("1", brains), ("2", longs), ("3", vec![1; 4])];
+        place.write("pytorch_model.bin", archive(&pickle, &storages));
+        let weights = open(&place).expect("a good file");
+        for (name, dtype) in [("half", Dtype::F16), ("brain", Dtype::Bf16)] {
+            let tensor = weights.get(name).expect("it is there");
+            assert_eq!((tensor.dtype, tensor.to_f32()), (dtype, values.to_vec()), "{name}");
+        }
+        let long = weights.get("long").expect("it is there");
+        assert_eq!((long.dtype, long.to_f32()), (Dtype::I64, vec![1.0, -2.0, 3.0, (1u64 << 40) as f32]));
+        assert_eq!(weights.get("mask"), None, "an unknown type is no error until somebody wants it");
+        assert_eq!(weights.unknown_dtype("mask"), Some("BoolStorage"));
+        assert_eq!(weights.shape("mask"), Some(&[4][..]));
+    }
+
+    #[test]
+    fn views_of_a_storage_are_gathered() {
+        let values: Vec<f32> = (0..24).map(|value| value as f32).collect();
+        let views: [(&str, usize, &[usize], &[usize], Vec<f32>); 5] = [
+            ("whole", 0, &[4, 6], &[6, 1], values.clone()),
+            ("rows", 12, &[1, 6], &[99, 1], values[12..18].to_vec()),
+            ("transposed", 0, &[3, 2], &[1, 6], vec![0.0, 6.0, 1.0, 7.0, 2.0, 8.0]),
+            ("every second", 1, &[4], &[2], vec![1.0, 3.0, 5.0, 7.0]),
+            ("scalar", 23, &[], &[], vec![23.0]),
+        ];
+        let pickle = Pickle::state_dict(|pickle| {
+            for (name, offset, shape, strides, _) in &views {
+                pickle.text(name);
+                pickle.tensor("FloatStorage", "7", *offset, shape, strides);
+            }
+        });
+        let place = TemporaryFolder::new();
+        place.write("pytorch_model.bin", archive(&pickle, &[("7", bytes_of(&values))]));
+        let weights = open(&place).expect("a good file");
+        for (name, _, shape, _, expected) in &views {
+            let tensor = weights.get(name).expect("it is there");
+            assert_eq!((tensor.shape.as_slice(), &tensor.to_f32()), (*shape, expected), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_lie_in_its_storage_is_refused_by_name() {
+        let huge = i32::MAX as usize;
+        let bad: [(usize, &[usize], &[usize]); 6] = [
+            (1, &[6], &[1]),
+            (0, &[2, 3], &[4, 1]),
+            (huge, &[1], &[1]),
+            (0, &[huge, huge, huge], &[1, 1, 1]),
+            (0, &[huge, 2], &[0, 1]),
+            (0, &[2, 2], &[huge, huge]),
+        ];
+        for (offset, shape, strides) in bad {
+            let pickle = Pickle::state_dict(|pickle| {
+                pickle.text("culprit");
+                pickle.tensor("FloatStorage", "0", offset, shape, strides);
+            });
+            let place = TemporaryFolder::new();
+            place.write("pytorch_model.bin", archive(&pickle, &[("0", bytes_of(&[0.0; 6]))]));
+            let error = open(&place).expect_err("it reaches beyond");
+            assert!(error.contains("`culprit`") && error.contains("pytorch_model.bin"), "{error}");
+        }
+        let pickle = Pickle::state_dict(|pickle| {
+            pickle.text("culprit");
+            pickle.tensor("FloatStorage", "1", 0, &[1], &[1]);
+        });
+        let place = TemporaryFolder::new();
+        place.write("pytorch_model.bin", archive(&pickle, &[("0", bytes_of(&[0.0]))]));
+        assert!(open(&place).expect_err("no such storage").contains("archive/data/1"));
+    }
+
+    #[test]
+    fn nothing_in_a_pickle_is_executed() {
+        let place = TemporaryFolder::new();
+        for (what, pickle) in [
+            ("`os.system`", &b"\x80\x02cos\nsystem\nX\x02\x00\x00\x00ls\x85R."[..]),
+            ("`builtins.eval`", b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93\x8c\x011\x85R."),
+            ("`torch.load`", b"\x80\x02ctorch\nload\n."),
+            ("0x69", b"\x80\x02(ios\nsystem\n."),
+            ("not a state dict", b"\x80\x02K\x01."),
+            ("not a state dict", b"\x80\x02}X\x01\x00\x00\x00aK\x01s."),
+        ] {
+            place.write("pytorch_model.bin", archive(pickle, &[]));
+            let error = open(&place).expect_err("it is not a state dict");
+            assert!(error.contains(what), "{what}: {error}");
+        }
+        // Nesting that would overflow the stack of a reader that recurses, or of one that drops recursively.
+        let deep: Vec<u8> = b"\x80\x02)".iter().chain(vec![0x85; 3_000_000].iter()).chain(b".").copied().collect();
+        place.write("pytorch_model.bin", archive(&deep, &[]));
+        assert!(open(&place).expect_err("a tuple").contains("not a state dict"));
+    }
+
+    /// Cuts and flipped bits, everywhere: an error or other values, never a panic and never a read outside.
+    #[test]
+    fn damaged_files_never_panic() {
+        let mut random = Random(4);
+        for (name, whole) in [("model.safetensors", safetensors_of(&few())), ("pytorch_model.bin", pytorch_of(&few()))]
+        {
+            let place = TemporaryFolder::new();
+            for length in 0..whole.len() {
+                place.write(name, &whole[..length]);
+                let error = open(&place).expect_err("a file cut short");
+                assert!(error.contains(name), "{length}: {error}");
+            }
+            for _ in 0..2_000 {
+                let mut damaged = whole.clone();
+                for _ in 0..=random.below(3) {
+                    let index = random.below(damaged.len());
+                    damaged[index] ^= 1 << random.below(8);
+                }
+                place.write(name, &damaged);
+                if let Ok(weights) = open(&place) {
+                    weights.names().filter_map(|name| weights.get(name)).for_each(|tensor| drop(tensor.to_f32()));
+                }
+            }
+        }
+        let whole = safetensors_of(&few());
+        let place = TemporaryFolder::new();
+        place.write("model.safetensors", &whole[..whole.len() - 4]);
+        let error = open(&place).expect_err("a file cut short");
+        assert!(error.contains("cut short: tensor `"), "{error}");
+    }
+
+    fn model_of(place: &TemporaryFolder, sample: &Sample) -> Model {
+        folder::read(place.path(), None, &sample.settings()).expect("a sample is a good folder")
+    }
+
+    #[test]
+    fn roles_are_found_under_every_usual_name() {
+        let renames: [fn(&str) -> String; 4] = [
+            str::to_owned,
+            |name| name.replace("bert.", ""),
+            |name| name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"),
+            |name| format!("model.{name}"),
+        ];
+        for sample in [Sample::bert(Task::Nli), Sample::roberta(Task::Reranking)] {
+            for (number, rename) in renames.iter().enumerate() {
+                let place = TemporaryFolder::new();
+                sample.write_files(&place);
+                let tensors: Vec<Named> =
+                    sample.tensors().into_iter().map(|(name, shape, values)| (rename(&name), shape, values)).collect();
+                place.write("model.safetensors", safetensors_of(&tensors));
+                let weights = open(&place).expect("a good file");
+                let parameters = Parameters::resolve(&weights, &model_of(&place, &sample));
+                let parameters = parameters.unwrap_or_else(|error| panic!("rename {number}: {error}"));
+                assert_eq!(parameters.layers.len(), sample.layers);
+                let expected = |wanted: &str| {
+                    let found = sample.tensors().into_iter().find(|(name, ..)| name.ends_with(wanted));
+                    found.expect("samples have this tensor").2
+                };
+                let last = &parameters.layers[1];
+                assert_eq!(last.key.weight.to_f32(), expected("layer.1.attention.self.key.weight"));
+                assert_eq!(last.output_norm.bias.to_f32(), expected("layer.1.output.LayerNorm.bias"));
+                let HeadParameters::Classifier { dense, output } = &parameters.head else { panic!("a classifier") };
+                assert_eq!(dense.weight.shape, [48, 48]);
+                assert_eq!(output.weight.shape, [sample.classes, 48]);
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_config_json_is_named_with_both_shapes() {
+        let sample = Sample::bert(Task::Nli);
+        let place = TemporaryFolder::new();
+        sample.write_files(&place);
+        let model = model_of(&place, &sample);
+        let resolve = |tensors: &[Named]| {
+            place.write("model.safetensors", safetensors_of(tensors));
+            let weights = open(&place).expect("a good file");
+            Parameters::resolve(&weights, &model).map(drop).map_err(|error| error.0)
+        };
+        assert_eq!(resolve(&sample.tensors()), Ok(()));
+        for (index, (name, ..)) in sample.tensors().iter().enumerate() {
+            let mut tensors = sample.tensors();
+            let (_, shape, values) = &mut tensors[index];
+            shape[0] += 1;
+            values.resize(shape.iter().product(), 0.0);
+            let (found, error) = (format!("{shape:?}"), resolve(&tensors).expect_err("a wrong shape"));
+            for part in ["model.safetensors", name, &found, "config.json asks for"] {
+                assert!(error.contains(part), "{name}: {error}");
+            }
+            let mut tensors = sample.tensors();
+            tensors.remove(index);
+            let error = resolve(&tensors).expect_err("a missing tensor");
+            assert!(error.contains(name) || error.contains("word_embeddings"), "{name}: {error}");
+        }
+    }
+}

@@ -28,7 +28,7 @@ use super::matrix::{Block, Store, multiply};
 use super::team::{Broken, Member, Team};
 use crate::device::LoadError;
 use crate::model::weights::{HeadParameters, LayerParameters, Linear, Norm, Parameters, Tensor, Weights};
-use crate::model::{Activation, Geometry, Model, Pooling, Source};
+use crate::model::{Activation, Architecture, Geometry, Model, Pooling, Source};
 
 /// Rows that go through the second half of a layer together: their inner activations (128 × 1,536 floats for a small
 /// model) stay in the second-level cache, and a product of 128 rows still reads each weight for enough of them.
@@ -144,13 +144,15 @@ struct Classifier {
 /// ```text
 /// ids   [ sequence 0 | sequence 1 | sequence 2 ]
 /// types [ 0 0 0 0 0 0 0 0 1 1 1 0 0 0          ]   same length
+/// rows  [ 0 1 2 3 ..   0 1 2 ..     0 1 2 ..   ]   same length: rows of the position table
 /// ends  [            ^            ^            ^]  exclusive; no sequence is empty
 /// ```
 #[derive(Debug, Default)]
 pub(super) struct Batch {
-    pub ids: Vec<u32>,
-    pub types: Vec<u8>,
-    pub ends: Vec<u32>,
+    ids: Vec<u32>,
+    types: Vec<u8>,
+    rows: Vec<u32>,
+    ends: Vec<u32>,
 }
 
 impl Batch {
@@ -159,19 +161,14 @@ impl Batch {
         self.clear();
         self.ids.reserve(tokens);
         self.types.reserve(tokens);
+        self.rows.reserve(tokens);
         self.ends.reserve(sequences);
-    }
-
-    /// Appends one sequence.
-    pub fn push(&mut self, ids: &[u32], types: &[u8]) {
-        self.ids.extend_from_slice(ids);
-        self.types.extend_from_slice(types);
-        self.ends.push(self.ids.len() as u32);
     }
 
     pub fn clear(&mut self) {
         self.ids.clear();
         self.types.clear();
+        self.rows.clear();
         self.ends.clear();
     }
 
@@ -402,6 +399,28 @@ impl Encoder {
         (id as usize) < vocabulary && (token_types == 1 || usize::from(token_type) < token_types)
     }
 
+    /// Appends one sequence to the batch.
+    ///
+    /// RoBERTa's positions pass over the padding token, which a text may spell out: it gets the row of its own id, and the
+    /// tokens after it go on counting from where they were.
+    pub fn push(&self, batch: &mut Batch, ids: &[u32], types: &[u8]) {
+        let offset = self.geometry.position_offset as u32;
+        batch.ids.extend_from_slice(ids);
+        batch.types.extend_from_slice(types);
+        match self.geometry.architecture {
+            Architecture::Bert => batch.rows.extend((0..ids.len() as u32).map(|index| index + offset)),
+            Architecture::Roberta => {
+                let mut next = offset;
+                batch.rows.extend(ids.iter().map(|&id| {
+                    let is_padding = id + 1 == offset;
+                    next += u32::from(!is_padding);
+                    if is_padding { id } else { next - 1 }
+                }));
+            }
+        }
+        batch.ends.push(batch.ids.len() as u32);
+    }
+
     /// Computes one vector of [`Encoder::width`] values per sequence, into [`Scratch::outputs`].
     ///
     /// # Panics
@@ -410,7 +429,8 @@ impl Encoder {
     pub fn run(&self, batch: &Batch, scratch: &mut Scratch, team: &mut Team) -> Result<(), Broken> {
         let needs = self.needs(batch.tokens(), batch.sequences());
         assert!(needs.max(scratch.needs) == scratch.needs, "the batch is larger than its scratch");
-        assert!(batch.types.len() == batch.tokens() && batch.ends.last() == Some(&(batch.tokens() as u32)));
+        assert!(batch.types.len() == batch.tokens() && batch.rows.len() == batch.tokens());
+        assert!(batch.ends.last() == Some(&(batch.tokens() as u32)));
         for sequence in 0..batch.sequences() {
             let range = batch.range(sequence);
             assert!(range.start < range.end && range.len() <= self.length_max, "sequence {sequence} is {range:?}");
@@ -505,13 +525,12 @@ impl<'a> Run<'a> {
         let hidden = geometry.hidden;
         let row_of = |table: &'a Store, row: usize| &table.values()[row * hidden..(row + 1) * hidden];
         for token in self.own_rows(self.batch.tokens()) {
-            let position = token - self.batch.range(self.batch.sequence_at(token)).start + geometry.position_offset;
             let token_type = if geometry.token_types == 1 { 0 } else { usize::from(self.batch.types[token]) };
             // SAFETY: own row.
             let row = unsafe { self.matrices.hidden.row_mut(token) };
             row.copy_from_slice(row_of(&self.encoder.word_embeddings, self.batch.ids[token] as usize));
             level.add(row, row_of(&self.encoder.token_type_embeddings, token_type));
-            level.add(row, row_of(&self.encoder.position_embeddings, position));
+            level.add(row, row_of(&self.encoder.position_embeddings, self.batch.rows[token] as usize));
             level.layer_norm(row, norm.weight.values(), norm.bias.values(), geometry.layer_norm_eps);
         }
     }
