@@ -119,7 +119,8 @@ impl Server {
         let address = sockets.address();
         raise_descriptor_limit(settings.limits.connections_max);
         let device_bells: Vec<_> = load::device_names(&settings)?.iter().map(|_| ThreadBell::new()).collect();
-        let loaded = load::load(&settings, &device_bells.iter().map(|bell| Arc::clone(&bell.bell)).collect::<Vec<_>>())?;
+        let loaded =
+            load::load(&settings, &device_bells.iter().map(|bell| Arc::clone(&bell.bell)).collect::<Vec<_>>())?;
         Build { settings, clock, sockets, loaded, device_bells }.start(address)
     }
 

@@ -118,7 +118,8 @@ fn dimensions_shorten_and_normalise_again() {
 #[test]
 fn lists_health_and_metrics() {
     let server = server();
-    let expected = json!({"models": {"embedding_models": ["embed"], "reranking_models": ["rank"], "nli_models": ["nli"]}});
+    let expected =
+        json!({"models": {"embedding_models": ["embed"], "reranking_models": ["rank"], "nli_models": ["nli"]}});
     assert_eq!(server.get("/models").json(), expected);
     let listed = server.get("/v1/models").json();
     assert_eq!(listed["data"].as_array().unwrap().len(), 3);

@@ -112,7 +112,8 @@ impl Driver {
     /// step and the moment its doorbell could wake us has rung in vain.
     pub fn has_work(&mut self, now_ns: u64) -> bool {
         let Driver { device, lanes, ports, .. } = self;
-        let done = |(lane, state): (usize, &LaneState)| state.started_ns.is_some() && device.poll(lane, now_ns) == Lane::Done;
+        let done =
+            |(lane, state): (usize, &LaneState)| state.started_ns.is_some() && device.poll(lane, now_ns) == Lane::Done;
         ports.inboxes.iter().any(|inbox| !inbox.is_empty()) || lanes.iter().enumerate().any(done)
     }
 

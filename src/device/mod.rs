@@ -9,6 +9,9 @@
 
 pub mod cpu;
 pub mod driver;
+pub mod lane;
+#[cfg(feature = "onnxruntime")]
+pub mod onnx;
 pub mod sim;
 
 use std::sync::Arc;

@@ -29,15 +29,16 @@
 //! | `attention_mask` | `[batch, sequence]` | 0 beyond the end, anything else (1, by custom) before it |
 //! | `token_type_ids` | `[batch, sequence]` | only where the model has more than one token type |
 //!
-//! Positions are counted from the row's first token inside the graph, so rows are padded on the right. A row without any
-//! token gives finite numbers without meaning. `sequence` may be anything from 1 to the `max_length` of the conversion.
+//! Positions are counted from the row's first token inside the graph, so rows are padded on the right; the RoBERTa families
+//! do not count their pad token, should a text spell it out. A row without any token gives finite numbers without meaning.
+//! `sequence` may be anything from 1 to the `max_length` of the conversion.
 //!
 //! ## Packed: any number of whole sequences per row
 //!
 //! ```text
 //! input_ids     [ a0 a1 a2 b0 b1 ·  · ]    ·: padding; a sequence never spans rows
 //!               [ c0 c1 c2 c3 ·  d0 d1]    gaps may lie anywhere
-//! position_ids  [ 0  1  2  0  1  0  0 ]    index within the sequence, from 0 for every family
+//! position_ids  [ 0  1  2  0  1  0  0 ]    index within the sequence, from 0 in every family
 //!               [ 0  1  2  3  0  0  1 ]
 //! segment_ids   [ 1  1  1  2  2  0  0 ]    0: padding; else which sequence of its row
 //!               [ 1  1  1  1  0  2  2 ]
@@ -47,7 +48,7 @@
 //! | input | shape | holds |
 //! |---|---|---|
 //! | `input_ids` | `[rows, length]` | token ids; anything inside the vocabulary on padding |
-//! | `position_ids` | `[rows, length]` | 0 to `max_length - 1`; the offset of the RoBERTa families is in the graph's table |
+//! | `position_ids` | `[rows, length]` | index within the sequence, 0 to `max_length - 1`; the offset of the RoBERTa families is in the graph's table. For these, a token that is the pad token (metadata `reactrt.pad_token`) gets `max_length` and is not counted by those after it |
 //! | `segment_ids` | `[rows, length]` | equal for tokens of one sequence, different for two sequences of one row, 0 on padding; ids need not be consecutive, and rows are independent |
 //! | `token_type_ids` | `[rows, length]` | only where the model has more than one token type |
 //! | `cls_index` | `[sequences]` | outputs come in this order; unused entries may hold any index inside, say 0, and give a vector to ignore |
@@ -214,6 +215,7 @@ pub fn convert(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<
         max_length: model.max_length,
         labels: model.labels.clone(),
         tokenizer: model.tokenizer.clone(),
+        pad_token: model.geometry.as_ref().and_then(encoder::pad_token),
         digest: digest(&weights, progress),
     };
     metadata.record(&mut graph);

@@ -419,10 +419,15 @@ impl<'w> Graph<'w> {
         self.initializer(name, element, dims, Data::Values(produce))
     }
 
-    /// A tensor of integers, shape `[values.len()]`.
-    pub fn integers(&mut self, name: &str, values: &[i64]) -> Value {
+    /// A constant vector of int64, made once for equal values: axes, shapes, bounds.
+    pub fn vector(&mut self, values: &[i64]) -> Value {
+        let words: Vec<String> = values.iter().map(i64::to_string).collect();
+        let name = format!("vector/{}", words.join("_"));
+        if let Some(vector) = self.find(&name) {
+            return vector;
+        }
         let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        self.initializer(name, Element::Int64, &[values.len()], Data::Bytes(bytes))
+        self.initializer(&name, Element::Int64, &[values.len()], Data::Bytes(bytes))
     }
 
     /// One number without dimensions. `element` is `Float`, `Half` or `Int32`.
@@ -545,29 +550,39 @@ impl Graph<'_> {
         self.node("Gather", name, &[table, indices], vec![integer("axis", axis)], element)
     }
 
-    /// `[rank]` int64.
+    /// The input's dimensions, `[rank]` int64.
     pub fn shape(&mut self, name: &str, input: Value) -> Value {
         self.node("Shape", name, &[input], vec![], Element::Int64)
     }
 
-    /// Elements `starts..ends` along `axes`, each an int64 vector.
-    pub fn slice(&mut self, name: &str, input: Value, starts: Value, ends: Value, axes: Value) -> Value {
+    /// The first `count` elements along axis 0; `count` is `[1]` int64 and may be known at run time only.
+    pub fn first(&mut self, name: &str, input: Value, count: Value) -> Value {
+        let zero = self.vector(&[0]);
+        self.slice(name, input, zero, count)
+    }
+
+    /// Elements `starts..ends` along axis 0, each `[1]` int64.
+    pub fn slice(&mut self, name: &str, input: Value, starts: Value, ends: Value) -> Value {
+        let axes = self.vector(&[0]);
         let element = self.element(input);
         self.node("Slice", name, &[input, starts, ends, axes], vec![], element)
     }
 
-    pub fn unsqueeze(&mut self, name: &str, input: Value, axes: Value) -> Value {
+    pub fn unsqueeze(&mut self, name: &str, input: Value, axes: &[i64]) -> Value {
+        let axes = self.vector(axes);
         let element = self.element(input);
         self.node("Unsqueeze", name, &[input, axes], vec![], element)
     }
 
-    pub fn squeeze(&mut self, name: &str, input: Value, axes: Value) -> Value {
+    pub fn squeeze(&mut self, name: &str, input: Value, axes: &[i64]) -> Value {
+        let axes = self.vector(axes);
         let element = self.element(input);
         self.node("Squeeze", name, &[input, axes], vec![], element)
     }
 
-    /// `shape` is an int64 vector in which 0 keeps a dimension and -1 takes the rest.
-    pub fn reshape(&mut self, name: &str, input: Value, shape: Value) -> Value {
+    /// In `shape` 0 keeps a dimension and -1 takes the rest.
+    pub fn reshape(&mut self, name: &str, input: Value, shape: &[i64]) -> Value {
+        let shape = self.vector(shape);
         let element = self.element(input);
         self.node("Reshape", name, &[input, shape], vec![], element)
     }
@@ -577,8 +592,9 @@ impl Graph<'_> {
         self.node("Transpose", name, &[input], vec![integers("perm", permutation)], element)
     }
 
-    /// Three parts along the last axis; `sizes` is an int64 vector of three.
-    pub fn split_in_three(&mut self, names: [&str; 3], input: Value, sizes: Value) -> [Value; 3] {
+    /// Three parts along the last axis.
+    pub fn split_in_three(&mut self, names: [&str; 3], input: Value, sizes: [i64; 3]) -> [Value; 3] {
+        let sizes = self.vector(&sizes);
         let element = self.element(input);
         let first = self.node("Split", names[0], &[input, sizes], vec![integer("axis", -1)], element);
         let node = self.nodes.last_mut().expect("the node was just made");
@@ -600,8 +616,9 @@ impl Graph<'_> {
         self.node("LayerNormalization", name, &[input, gain, bias], attributes, element)
     }
 
-    /// `axes` is an int64 vector.
-    pub fn reduce_sum(&mut self, name: &str, input: Value, axes: Value, keep: bool) -> Value {
+    /// Along one axis, which stays as 1 if `keep`.
+    pub fn reduce_sum(&mut self, name: &str, input: Value, axis: i64, keep: bool) -> Value {
+        let axes = self.vector(&[axis]);
         let element = self.element(input);
         self.node("ReduceSum", name, &[input, axes], vec![integer("keepdims", keep.into())], element)
     }
@@ -609,6 +626,11 @@ impl Graph<'_> {
     pub fn equal(&mut self, name: &str, left: Value, right: Value) -> Value {
         assert_eq!(self.element(left), self.element(right), "{name}: Equal of two element types");
         self.node("Equal", name, &[left, right], vec![], Element::Bool)
+    }
+
+    pub fn less(&mut self, name: &str, left: Value, right: Value) -> Value {
+        assert_eq!(self.element(left), self.element(right), "{name}: Less of two element types");
+        self.node("Less", name, &[left, right], vec![], Element::Bool)
     }
 
     /// `then` where `condition` holds, else `otherwise`.
@@ -666,11 +688,18 @@ impl Placed {
     }
 }
 
-/// Field numbers that are written by hand, because what follows them is streamed.
+/// Field numbers of the model's message that are read or written by hand, because what follows is skipped or streamed.
+const PRODUCER_NAME: u32 = 2;
+const PRODUCER_VERSION: u32 = 3;
 const GRAPH: u32 = 7;
-const INITIALIZER: u32 = 5;
-const RAW_DATA: u32 = 9;
+const OPSET_IMPORT: u32 = 8;
 const METADATA: u32 = 14;
+/// The same of the graph's message.
+const INITIALIZER: u32 = 5;
+const INPUT: u32 = 11;
+const OUTPUT: u32 = 12;
+/// The same of a tensor's message.
+const RAW_DATA: u32 = 9;
 
 fn prefix_bytes(length: u64) -> u64 {
     encoded_len_varint(length) as u64
@@ -875,11 +904,23 @@ pub struct Summary {
     /// The version of the standard operators.
     pub opset: i64,
     pub metadata: Vec<(String, String)>,
+    /// As listed; files of the first versions list their initializers here too.
+    pub inputs: Vec<Port>,
+    pub outputs: Vec<Port>,
+}
+
+/// An input or output as a file lists it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Port {
+    pub name: String,
+    /// The schema's number, see [`Element`].
+    pub element: i32,
+    pub dims: Vec<Dimension>,
 }
 
 impl Summary {
-    /// Reads everything but the graph, which is skipped by its length. No file, whatever it holds, makes this take more
-    /// than [`Summary::FIELD_BYTES_MAX`] at once.
+    /// Reads everything but nodes and weights, which are skipped by their lengths. No file, whatever it holds, makes this
+    /// take more than [`Summary::FIELD_BYTES_MAX`] at once.
     pub fn read(path: &Path) -> io::Result<Summary> {
         let file = File::open(path)?;
         let length = file.metadata()?.len();
@@ -887,24 +928,23 @@ impl Summary {
         let mut summary = Summary::default();
         let mut position = 0;
         while position < length {
-            let (key, key_bytes) = read_varint(&mut reader)?;
-            let (value, value_bytes) = read_varint(&mut reader)?;
-            position += key_bytes + value_bytes;
-            let field = u32::try_from(key >> 3).map_err(|_| corrupt("a field number that does not exist"))?;
-            match key & 7 {
-                0 => {}
-                2 if value <= length - position.min(length) => {
-                    position += value;
-                    summary.field(field, value, &mut reader)?;
+            let (field, bytes) = read_field(&mut reader, &mut position, length)?;
+            if field == GRAPH {
+                let end = position + bytes;
+                while position < end {
+                    let (field, bytes) = read_field(&mut reader, &mut position, end)?;
+                    summary.graph_field(field, bytes, &mut reader)?;
+                    position += bytes;
                 }
-                2 => return Err(corrupt("a field longer than the file (truncated?)")),
-                _ => return Err(corrupt("a field of a type that models do not have (is this an ONNX file?)")),
+            } else {
+                summary.field(field, bytes, &mut reader)?;
+                position += bytes;
             }
         }
         Ok(summary)
     }
 
-    /// Longest field that is read; the producer's name and one metadata entry are far below.
+    /// Longest field that is read; a producer's name, a metadata entry or a port is far below.
     pub const FIELD_BYTES_MAX: u64 = 1 << 20;
 
     /// The value of a metadata key.
@@ -912,33 +952,80 @@ impl Summary {
         self.metadata.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str())
     }
 
-    fn field(&mut self, field: u32, length: u64, reader: &mut BufReader<File>) -> io::Result<()> {
-        let wanted = matches!(field, 2 | 3 | 8 | METADATA);
-        if !wanted {
-            let length = i64::try_from(length).map_err(|_| corrupt("a field longer than any file"))?;
-            return reader.seek_relative(length);
-        }
-        if length > Summary::FIELD_BYTES_MAX {
-            return Err(corrupt("metadata of more than a mebibyte"));
-        }
-        let mut bytes = vec![0; length as usize];
-        reader.read_exact(&mut bytes)?;
+    fn field(&mut self, field: u32, bytes: u64, reader: &mut BufReader<File>) -> io::Result<()> {
         match field {
-            2 => self.producer_name = String::from_utf8_lossy(&bytes).into_owned(),
-            3 => self.producer_version = String::from_utf8_lossy(&bytes).into_owned(),
-            8 => {
-                let set = OperatorSetIdProto::decode(&*bytes).map_err(io::Error::other)?;
+            PRODUCER_NAME => self.producer_name = read_text(reader, bytes)?,
+            PRODUCER_VERSION => self.producer_version = read_text(reader, bytes)?,
+            OPSET_IMPORT => {
+                let set: OperatorSetIdProto = read_message(reader, bytes)?;
                 if set.domain.is_empty() {
                     self.opset = set.version;
                 }
             }
-            _ => {
-                let entry = StringStringEntryProto::decode(&*bytes).map_err(io::Error::other)?;
+            METADATA => {
+                let entry: StringStringEntryProto = read_message(reader, bytes)?;
                 self.metadata.push((entry.key, entry.value));
             }
+            _ => skip(reader, bytes)?,
         }
         Ok(())
     }
+
+    fn graph_field(&mut self, field: u32, bytes: u64, reader: &mut BufReader<File>) -> io::Result<()> {
+        match field {
+            INPUT => self.inputs.push(port(read_message(reader, bytes)?)),
+            OUTPUT => self.outputs.push(port(read_message(reader, bytes)?)),
+            _ => skip(reader, bytes)?,
+        }
+        Ok(())
+    }
+}
+
+fn port(info: ValueInfoProto) -> Port {
+    let tensor = info.r#type.and_then(|kind| kind.tensor_type).unwrap_or_default();
+    let dim = |dim: schema::Dimension| match dim.value {
+        Some(dimension::Value::DimValue(size)) if size > 0 => Dimension::Fixed(size as usize),
+        Some(dimension::Value::DimParam(name)) => Dimension::Named(name),
+        Some(dimension::Value::DimValue(_)) | None => Dimension::Named(String::new()),
+    };
+    let dims = tensor.shape.unwrap_or_default().dim.into_iter().map(dim).collect();
+    Port { name: info.name, element: tensor.elem_type, dims }
+}
+
+/// A field's number and the bytes that follow it, all before `end`; `position` moves to where they begin.
+fn read_field(reader: &mut BufReader<File>, position: &mut u64, end: u64) -> io::Result<(u32, u64)> {
+    let (key, key_bytes) = read_varint(reader)?;
+    let (value, value_bytes) = read_varint(reader)?;
+    *position += key_bytes + value_bytes;
+    let field = u32::try_from(key >> 3).map_err(|_| corrupt("a field number that does not exist"))?;
+    match key & 7 {
+        0 => Ok((field, 0)),
+        2 if *position <= end && value <= end - *position => Ok((field, value)),
+        2 => Err(corrupt("a field is longer than what holds it (truncated?)")),
+        _ => Err(corrupt("a field of a type that models do not have (is this an ONNX file?)")),
+    }
+}
+
+fn read_bytes(reader: &mut BufReader<File>, bytes: u64) -> io::Result<Vec<u8>> {
+    if bytes > Summary::FIELD_BYTES_MAX {
+        return Err(corrupt("a description of more than a mebibyte"));
+    }
+    let mut read = vec![0; bytes as usize];
+    reader.read_exact(&mut read)?;
+    Ok(read)
+}
+
+fn read_text(reader: &mut BufReader<File>, bytes: u64) -> io::Result<String> {
+    Ok(String::from_utf8_lossy(&read_bytes(reader, bytes)?).into_owned())
+}
+
+fn read_message<M: Message + Default>(reader: &mut BufReader<File>, bytes: u64) -> io::Result<M> {
+    M::decode(&*read_bytes(reader, bytes)?).map_err(|error| corrupt(&error.to_string()))
+}
+
+fn skip(reader: &mut BufReader<File>, bytes: u64) -> io::Result<()> {
+    // At most the file's length, which fits.
+    reader.seek_relative(bytes as i64)
 }
 
 fn corrupt(what: &str) -> io::Error {

@@ -2,9 +2,7 @@
 
 use std::io;
 
-use super::{
-    ConnectionId, Event, Kind, LINGER_BYTES_MAX, Life, Network, READ_BYTES_MAX, Reactor, TURN_BYTES_MAX,
-};
+use super::{ConnectionId, Event, Kind, LINGER_BYTES_MAX, Life, Network, READ_BYTES_MAX, Reactor, TURN_BYTES_MAX};
 use crate::api::{self, Family, Reject, Route};
 use crate::http::{self, Head, Method, Phase, Request, ResponseHead, Step};
 use crate::job::{Buffer, JobKey};
@@ -39,7 +37,9 @@ enum Closing {
     /// When the output is written.
     AfterOutput,
     /// Our side is shut; what the peer still sends is thrown away, for an early close would destroy our last answer.
-    Lingering { discarded: usize },
+    Lingering {
+        discarded: usize,
+    },
 }
 
 impl Connection {
@@ -85,12 +85,7 @@ fn name(method: Method) -> &'static [u8] {
 fn model(route: Route) -> Option<u32> {
     match route {
         Route::Infer { model } => Some(model),
-        Route::Embeddings
-        | Route::Models
-        | Route::ModelsOpenAi
-        | Route::Ready
-        | Route::Live
-        | Route::Metrics => None,
+        Route::Embeddings | Route::Models | Route::ModelsOpenAi | Route::Ready | Route::Live | Route::Metrics => None,
     }
 }
 
@@ -126,7 +121,8 @@ impl RequestId {
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^= mixed >> 31;
-        let digits: [u8; 16] = std::array::from_fn(|index| b"0123456789abcdef"[(mixed >> (60 - 4 * index)) as usize & 15]);
+        let digits: [u8; 16] =
+            std::array::from_fn(|index| b"0123456789abcdef"[(mixed >> (60 - 4 * index)) as usize & 15]);
         RequestId::new(&digits)
     }
 
@@ -407,7 +403,12 @@ impl<N: Network> Reactor<N> {
     /// Answers bytes that are no complete request with an error; the connection ends.
     fn refuse_bytes(&mut self, slot: u32, reject: Reject, now_ns: u64) {
         let request_id = self.next_request_id();
-        self.refuse(slot, Asked { method: Method::Get, family: Family::Native, model: None, request_id }, reject, now_ns);
+        self.refuse(
+            slot,
+            Asked { method: Method::Get, family: Family::Native, model: None, request_id },
+            reject,
+            now_ns,
+        );
     }
 
     /// Queues an error in its family's shape. Returns the bytes of input that belong to its request.

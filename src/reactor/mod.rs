@@ -402,8 +402,7 @@ impl Date {
 /// `Sun, 06 Nov 1994 08:49:37 GMT` (RFC 9110, 5.6.7). Civil date after the proleptic Gregorian calendar's 400-year cycle.
 fn format_date(second: u64) -> [u8; 29] {
     const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
-    const MONTHS: [&str; 12] =
-        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
     let (day, rest) = (second / 86_400, second % 86_400);
     // Days since 1 March of year 0, so that a leap day is the last of its year.
     let shifted = day + 719_468;

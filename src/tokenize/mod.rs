@@ -170,13 +170,7 @@ impl Tokenizer {
     }
 
     /// Tokens of `text`, without specials. True if reading ended early, with more than `room` tokens found.
-    fn tokens(
-        &self,
-        text: &str,
-        room: usize,
-        cut: Cut,
-        tokens: &mut Vec<PipelineToken>,
-    ) -> Result<bool, EncodeError> {
+    fn tokens(&self, text: &str, room: usize, cut: Cut, tokens: &mut Vec<PipelineToken>) -> Result<bool, EncodeError> {
         // A token is 4 to 5 bytes in most languages; the margin covers an added token with spaces in it at the cut.
         let wanted = room + 32;
         let mut bytes = wanted * 8;

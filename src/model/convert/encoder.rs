@@ -18,9 +18,9 @@ use super::{
     TOKEN_TYPE_IDS,
 };
 use crate::device::Layout;
-use crate::model::onnx::{Dimension, Element, Graph, Produce, Value};
+use crate::model::onnx::{Dimension, Element, Graph, Produce, Value, WriteError};
 use crate::model::weights::{HeadParameters, LayerParameters, Linear, Norm, Parameters, Tensor};
-use crate::model::{Activation, Geometry, Head, Model, Pooling, Task};
+use crate::model::{Activation, Architecture, Geometry, Head, Model, Pooling, Task};
 
 /// The graph's inputs and its output, by name.
 pub(super) struct Ports {
@@ -46,8 +46,7 @@ pub(super) fn build<'w>(
         Dtype::Fp32 => Element::Float,
         Dtype::Fp16 => Element::Half,
     };
-    let numbers = Numbers::declare(graph, geometry);
-    let mut builder = Builder { graph, geometry, inputs, numbers, compute };
+    let mut builder = Builder { graph, geometry, inputs, compute };
     let embedded = builder.embeddings(parameters, model.max_length);
     let masks = builder.masks();
     let firsts_only = !matches!((model.head, model.pooling), (Head::Embedding, Pooling::Mean));
@@ -122,43 +121,6 @@ impl Inputs {
     }
 }
 
-/// Small constants that several nodes share.
-struct Numbers {
-    /// Vectors of one axis or bound.
-    zero: Value,
-    one: Value,
-    two: Value,
-    last: Value,
-    axes_1_2: Value,
-    axes_1_3: Value,
-    /// `[0, 0, heads, hidden / heads]`
-    heads: Value,
-    /// `[0, 0, hidden]`
-    joined: Value,
-    /// `[-1, hidden]`
-    tokens: Value,
-    /// `[hidden, hidden, hidden]`
-    thirds: Value,
-}
-
-impl Numbers {
-    fn declare(graph: &mut Graph<'_>, geometry: &Geometry) -> Numbers {
-        let (hidden, heads) = (geometry.hidden as i64, geometry.heads as i64);
-        Numbers {
-            zero: graph.integers("number/0", &[0]),
-            one: graph.integers("number/1", &[1]),
-            two: graph.integers("number/2", &[2]),
-            last: graph.integers("number/last", &[-1]),
-            axes_1_2: graph.integers("number/axes_1_2", &[1, 2]),
-            axes_1_3: graph.integers("number/axes_1_3", &[1, 3]),
-            heads: graph.integers("shape/heads", &[0, 0, heads, hidden / heads]),
-            joined: graph.integers("shape/joined", &[0, 0, hidden]),
-            tokens: graph.integers("shape/tokens", &[-1, hidden]),
-            thirds: graph.integers("shape/thirds", &[hidden; 3]),
-        }
-    }
-}
-
 /// Who may see whom.
 #[derive(Clone, Copy)]
 struct Masks {
@@ -173,7 +135,6 @@ struct Builder<'g, 'w> {
     graph: &'g mut Graph<'w>,
     geometry: &'g Geometry,
     inputs: Inputs,
-    numbers: Numbers,
     /// Float or half.
     compute: Element,
 }
@@ -198,23 +159,60 @@ impl<'w> Builder<'_, 'w> {
 
     /// Rows of the position table, float: `[length, hidden]` or `[rows, length, hidden]`.
     ///
-    /// The table begins at the family's offset, so both layouts count from 0. RoBERTa's own code counts the tokens that are
-    /// not padding, by a running sum; with padding on the right this is the index, and an index needs no operator that
-    /// engines disagree about.
+    /// The table begins at the family's offset, so that both layouts count from 0; behind its `max_length` rows lies, for
+    /// the RoBERTa families, the row of the pad token.
     fn positions(&mut self, parameters: &'w Parameters<'w>, max_length: usize) -> Value {
-        let hidden = self.geometry.hidden;
+        let rows = max_length + usize::from(pad_token(self.geometry).is_some());
         let produce = position_rows(parameters, self.geometry, max_length);
-        let table = self.graph.weight("embeddings/position_table", self.compute, &[max_length, hidden], produce);
-        let rows = match self.inputs {
-            Inputs::Padded { ids, .. } => {
-                let shape = self.graph.shape("embeddings/shape", ids);
-                let Numbers { zero, one, two, .. } = self.numbers;
-                let length = self.graph.slice("embeddings/length", shape, one, two, zero);
-                self.graph.slice("embeddings/positions", table, zero, length, zero)
+        let table =
+            self.graph.weight("embeddings/position_table", self.compute, &[rows, self.geometry.hidden], produce);
+        let rows = match (&self.inputs, pad_token(self.geometry)) {
+            (&Inputs::Packed { positions, .. }, _) => self.graph.gather("embeddings/positions", table, positions, 0),
+            (&Inputs::Padded { ids, .. }, None) => {
+                let length = self.length(ids);
+                self.graph.first("embeddings/positions", table, length)
             }
-            Inputs::Packed { positions, .. } => self.graph.gather("embeddings/positions", table, positions, 0),
+            (&Inputs::Padded { ids, .. }, Some(pad_token)) => {
+                let index = self.counted_positions(ids, pad_token, max_length);
+                self.graph.gather("embeddings/positions", table, index, 0)
+            }
         };
         self.graph.cast("embeddings/positions_float", rows, Element::Float)
+    }
+
+    /// For each token the number of tokens before it in its row that are not the pad token; `max_length` for a pad token.
+    ///
+    /// With padding on the right this is the token's index, unless a text spells the pad token out. RoBERTa's own code has a
+    /// running sum here, which engines either lack for some integer types or run as a loop; a product with a triangle of
+    /// ones is as exact (zeros and ones, summed in float) and nothing special to any of them.
+    fn counted_positions(&mut self, ids: Value, pad_token: usize, max_length: usize) -> Value {
+        let length = self.length(ids);
+        let graph = &mut *self.graph;
+        let (none, whole) =
+            (graph.scalar("positions/none", Element::Float, 0.0), graph.scalar("positions/whole", Element::Float, 1.0));
+        let count = Box::new(move |take: &mut dyn FnMut(&[f32]) -> Result<(), WriteError>| {
+            (0..max_length).try_for_each(|index| take(&[index as f32]))
+        });
+        let indices = graph.weight("positions/indices", Element::Float, &[max_length], count);
+        let indices = graph.first("positions/indices_used", indices, length);
+        let before = graph.unsqueeze("positions/before", indices, &[1]);
+        let after = graph.unsqueeze("positions/after", indices, &[0]);
+        let is_before = graph.less("positions/is_before", before, after);
+        let triangle = graph.select("positions/triangle", is_before, whole, none);
+        let pad = graph.scalar("positions/pad_token", Element::Int32, pad_token as f32);
+        let is_pad = graph.equal("positions/is_pad", ids, pad);
+        let counted = graph.select("positions/counted", is_pad, none, whole);
+        let index = graph.matmul("positions/index_float", counted, triangle);
+        let index = graph.cast("positions/index_counted", index, Element::Int32);
+        let pad_row = graph.scalar("positions/pad_row", Element::Int32, max_length as f32);
+        graph.select("positions/index", is_pad, pad_row, index)
+    }
+
+    /// Tokens per row, `[1]` int64.
+    fn length(&mut self, ids: Value) -> Value {
+        let shape = self.graph.shape("embeddings/shape", ids);
+        let (one, two) = (self.graph.vector(&[1]), self.graph.vector(&[2]));
+        self.graph.slice("embeddings/length", shape, one, two)
     }
 
     fn masks(&mut self) -> Masks {
@@ -225,12 +223,12 @@ impl<'w> Builder<'_, 'w> {
                 let zero = self.graph.scalar("mask/zero", Element::Int32, 0.0);
                 let padding = self.graph.equal("mask/padding", mask, zero);
                 let added = self.graph.select("mask/rows", padding, unseen, seen);
-                let added = self.graph.unsqueeze("mask/added", added, self.numbers.axes_1_2);
+                let added = self.graph.unsqueeze("mask/added", added, &[1, 2]);
                 Masks { added, counted: padding }
             }
             Inputs::Packed { segments, .. } => {
-                let here = self.graph.unsqueeze("mask/here", segments, self.numbers.axes_1_3);
-                let there = self.graph.unsqueeze("mask/there", segments, self.numbers.axes_1_2);
+                let here = self.graph.unsqueeze("mask/here", segments, &[1, 3]);
+                let there = self.graph.unsqueeze("mask/there", segments, &[1, 2]);
                 let same = self.graph.equal("mask/same", here, there);
                 let added = self.graph.select("mask/added", same, seen, unseen);
                 Masks { added, counted: same }
@@ -274,8 +272,7 @@ impl<'w> Builder<'_, 'w> {
         let sources = vec![(&layer.query, scale), (&layer.key, 1.0), (&layer.value, 1.0)];
         let all = self.linears(&part("query_key_value"), sources, hidden, self.compute);
         let names = [part("query_joined"), part("key_joined"), part("value_joined")];
-        let [query, key, value] =
-            self.graph.split_in_three([&names[0], &names[1], &names[2]], all, self.numbers.thirds);
+        let [query, key, value] = self.graph.split_in_three([&names[0], &names[1], &names[2]], all, [self.hidden(); 3]);
         let query = self.heads(&part("query"), query, &[0, 2, 1, 3]);
         let key = self.heads(&part("key"), key, &[0, 2, 3, 1]);
         let value = self.heads(&part("value"), value, &[0, 2, 1, 3]);
@@ -286,12 +283,13 @@ impl<'w> Builder<'_, 'w> {
         let shares = self.lower(&part("shares_lowered"), shares);
         let context = self.graph.matmul(&part("context_heads"), shares, value);
         let context = self.graph.transpose(&part("context_tokens"), context, &[0, 2, 1, 3]);
-        self.graph.reshape(&part("context"), context, self.numbers.joined)
+        self.graph.reshape(&part("context"), context, &[0, 0, self.hidden()])
     }
 
     /// `[rows, length, hidden]` → `[rows, length, heads, dimension]`, permuted.
     fn heads(&mut self, name: &str, joined: Value, permutation: &[i64]) -> Value {
-        let apart = self.graph.reshape(&format!("{name}_apart"), joined, self.numbers.heads);
+        let heads = self.geometry.heads as i64;
+        let apart = self.graph.reshape(&format!("{name}_apart"), joined, &[0, 0, heads, self.hidden() / heads]);
         self.graph.transpose(name, apart, permutation)
     }
 
@@ -299,11 +297,12 @@ impl<'w> Builder<'_, 'w> {
     fn first_tokens(&mut self, name: &str, hidden: Value) -> Value {
         match self.inputs {
             Inputs::Padded { .. } => {
-                let row = self.graph.gather(&format!("{name}_row"), hidden, self.numbers.zero, 1);
-                self.graph.reshape(name, row, self.numbers.tokens)
+                let first = self.graph.vector(&[0]);
+                let column = self.graph.gather(&format!("{name}_column"), hidden, first, 1);
+                self.graph.squeeze(name, column, &[1])
             }
             Inputs::Packed { firsts, .. } => {
-                let tokens = self.graph.reshape(&format!("{name}_tokens"), hidden, self.numbers.tokens);
+                let tokens = self.graph.reshape(&format!("{name}_tokens"), hidden, &[-1, self.hidden()]);
                 self.graph.gather(name, tokens, firsts, 0)
             }
         }
@@ -322,10 +321,10 @@ impl<'w> Builder<'_, 'w> {
         let (none, whole) =
             (graph.scalar("pooling/none", Element::Float, 0.0), graph.scalar("pooling/whole", Element::Float, 1.0));
         let kept = graph.select("pooling/kept", padding, none, whole);
-        let kept = graph.unsqueeze("pooling/kept_column", kept, self.numbers.last);
+        let kept = graph.unsqueeze("pooling/kept_column", kept, &[-1]);
         let tokens = graph.mul("pooling/tokens", hidden, kept);
-        let sum = graph.reduce_sum("pooling/sum", tokens, self.numbers.one, false);
-        let count = graph.reduce_sum("pooling/tokens_count", kept, self.numbers.one, false);
+        let sum = graph.reduce_sum("pooling/sum", tokens, 1, false);
+        let count = graph.reduce_sum("pooling/tokens_count", kept, 1, false);
         // A row without tokens has the sum 0; dividing by 1 keeps it finite.
         let count = graph.max("pooling/count", count, whole);
         graph.div("pooling/mean", sum, count)
@@ -334,18 +333,19 @@ impl<'w> Builder<'_, 'w> {
     /// Every token gets the sum of its segment; the sequences' first tokens are then picked. A token always counts itself,
     /// so no count is 0.
     fn mean_packed(&mut self, hidden: Value, same: Value, firsts: Value) -> Value {
+        let width = self.hidden();
         let graph = &mut *self.graph;
         let (none, whole) =
             (graph.scalar("pooling/none", Element::Float, 0.0), graph.scalar("pooling/whole", Element::Float, 1.0));
         let members = graph.select("pooling/members_head", same, whole, none);
-        let members = graph.squeeze("pooling/members", members, self.numbers.one);
+        let members = graph.squeeze("pooling/members", members, &[1]);
         let sums = graph.matmul("pooling/sums", members, hidden);
-        let sums = graph.reshape("pooling/sums_tokens", sums, self.numbers.tokens);
+        let sums = graph.reshape("pooling/sums_tokens", sums, &[-1, width]);
         let sum = graph.gather("pooling/sum", sums, firsts, 0);
-        let counts = graph.reduce_sum("pooling/counts", members, self.numbers.two, false);
-        let counts = graph.reshape("pooling/counts_tokens", counts, self.numbers.last);
+        let counts = graph.reduce_sum("pooling/counts", members, 2, false);
+        let counts = graph.reshape("pooling/counts_tokens", counts, &[-1]);
         let count = graph.gather("pooling/count", counts, firsts, 0);
-        let count = graph.unsqueeze("pooling/count_column", count, self.numbers.last);
+        let count = graph.unsqueeze("pooling/count_column", count, &[-1]);
         graph.div("pooling/mean", sum, count)
     }
 
@@ -361,7 +361,7 @@ impl<'w> Builder<'_, 'w> {
                 match model.task {
                     Task::Reranking => {
                         let column = self.linear("head/scores", output, dense, Element::Float);
-                        (SCORES, self.graph.reshape(SCORES, column, self.numbers.last))
+                        (SCORES, self.graph.reshape(SCORES, column, &[-1]))
                     }
                     Task::Embedding | Task::Nli => (LOGITS, self.linear(LOGITS, output, dense, Element::Float)),
                 }
@@ -380,7 +380,7 @@ impl<'w> Builder<'_, 'w> {
     fn normalized(&mut self, vectors: Value) -> Value {
         let graph = &mut *self.graph;
         let squares = graph.mul("normalize/squares", vectors, vectors);
-        let sum = graph.reduce_sum("normalize/sum", squares, self.numbers.last, true);
+        let sum = graph.reduce_sum("normalize/sum", squares, -1, true);
         let norm = graph.sqrt("normalize/length", sum);
         let least = graph.scalar("normalize/least", Element::Float, 1e-12);
         let norm = graph.max("normalize/norm", norm, least);
@@ -390,6 +390,11 @@ impl<'w> Builder<'_, 'w> {
 
 /// The pieces that layers are made of.
 impl<'w> Builder<'_, 'w> {
+    /// Size of a hidden state, as shapes are written.
+    fn hidden(&self) -> i64 {
+        self.geometry.hidden as i64
+    }
+
     /// To the type of computation.
     fn lower(&mut self, name: &str, value: Value) -> Value {
         self.graph.cast(name, value, self.compute)
@@ -535,15 +540,25 @@ fn transposed<'w>(matrices: Vec<(&'w Tensor<'w>, f32)>) -> Produce<'w> {
     })
 }
 
-/// Rows `position_offset..position_offset + count` of the position table; with a single token type its row is added, as
-/// every token would get it anyway.
+/// The token that takes no position, for the families that have one.
+pub(super) fn pad_token(geometry: &Geometry) -> Option<usize> {
+    match geometry.architecture {
+        Architecture::Bert => None,
+        Architecture::Roberta => Some(geometry.position_offset - 1),
+    }
+}
+
+/// Rows `position_offset..position_offset + count` of the position table, then the pad token's if there is one. With a
+/// single token type its row is added, as every token would get it anyway.
 fn position_rows<'w>(parameters: &'w Parameters<'w>, geometry: &Geometry, count: usize) -> Produce<'w> {
     let (hidden, offset) = (geometry.hidden, geometry.position_offset);
+    // The pad token's row has its id's number.
+    let pad_row = pad_token(geometry);
     let only_type = (geometry.token_types == 1).then(|| parameters.token_type_embeddings.to_f32());
     Box::new(move |take| {
         let mut row = vec![0.0; hidden];
-        for index in 0..count {
-            decode(&parameters.position_embeddings, (offset + index) * hidden, &mut row);
+        for index in (offset..offset + count).chain(pad_row) {
+            decode(&parameters.position_embeddings, index * hidden, &mut row);
             if let Some(only_type) = &only_type {
                 row.iter_mut().zip(only_type).for_each(|(value, of_type)| *value += of_type);
             }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use super::Dtype;
 use crate::config::ModelSettings;
 use crate::device::{Layout, LoadError};
-use crate::model::onnx::{Graph, Summary};
+use crate::model::onnx::{Dimension, Element, Graph, Summary};
 use crate::model::{Head, Model, Pooling, Prompt, Source, Task};
 
 /// Facts of the conversion. Keys in the file: `reactrt.` and the field's name.
@@ -30,6 +30,8 @@ pub struct Metadata {
     pub labels: Vec<String>,
     /// Where the tokenizer was at the time.
     pub tokenizer: PathBuf,
+    /// The token that takes no position of its own, in the RoBERTa families. Not in the file otherwise.
+    pub pad_token: Option<usize>,
     /// Lower-case hexadecimal sha256 of the weights' files, one after another in the order of their names.
     pub digest: String,
 }
@@ -45,6 +47,9 @@ impl Metadata {
         graph.metadata("reactrt.max_length", self.max_length.to_string());
         graph.metadata("reactrt.labels", serde_json::Value::from(self.labels.clone()).to_string());
         graph.metadata("reactrt.tokenizer", self.tokenizer.display().to_string());
+        if let Some(pad_token) = self.pad_token {
+            graph.metadata(PAD_TOKEN, pad_token.to_string());
+        }
         graph.metadata("reactrt.digest", self.digest.as_str());
     }
 
@@ -67,10 +72,17 @@ impl Metadata {
             max_length: text("reactrt.max_length")?.parse().map_err(|_| unknown("reactrt.max_length"))?,
             labels: serde_json::from_str(text("reactrt.labels")?).map_err(|_| unknown("reactrt.labels"))?,
             tokenizer: text("reactrt.tokenizer")?.into(),
+            pad_token: match summary.get(PAD_TOKEN) {
+                None => None,
+                Some(number) => Some(number.parse().map_err(|_| unknown(PAD_TOKEN))?),
+            },
             digest: text("reactrt.digest")?.to_owned(),
         }))
     }
 }
+
+/// Also read by whoever fills `position_ids`.
+const PAD_TOKEN: &str = "reactrt.pad_token";
 
 const TASKS: [Task; 3] = [Task::Embedding, Task::Reranking, Task::Nli];
 const LAYOUTS: [Layout; 2] = [Layout::Padded, Layout::Packed];
@@ -113,7 +125,7 @@ fn word<T: Copy>(all: &[T], of: fn(T) -> &'static str, text: &str) -> Option<T> 
 /// The model in an `.onnx` file, ours or not. The configuration wins over the file's own metadata.
 ///
 /// `tokenizer` is a folder or a `tokenizer.json`; `None`: beside the file, else where the file's metadata says. Without
-/// metadata the length is the one in the tokenizer's `sentence_bert_config.json` or `tokenizer_config.json`, vectors that the file does not pool are pooled by mean, and nothing is
+/// metadata the length is the one that the file's inputs fix, else the one in the tokenizer's `sentence_bert_config.json` or `tokenizer_config.json`, vectors that the file does not pool are pooled by mean, and nothing is
 /// normalised unless the configuration says so.
 pub fn read(path: &Path, tokenizer: Option<&Path>, settings: &ModelSettings) -> Result<Model, LoadError> {
     let at = |words: String| LoadError(format!("{}: {words}", path.display()));
@@ -130,7 +142,7 @@ pub fn read(path: &Path, tokenizer: Option<&Path>, settings: &ModelSettings) -> 
             return Err(at(format!("converted for {most} tokens, and {} asks for {asked}", settings.place)));
         }
         (Some(length), _) | (None, Some(length)) => length,
-        (None, None) => length_beside(&tokenizer).ok_or_else(|| {
+        (None, None) => fixed_length(&summary).or_else(|| length_beside(&tokenizer)).ok_or_else(|| {
             at(format!("nothing says how long its sequences may be; give `max_length` in {}", settings.place))
         })?,
     };
@@ -176,6 +188,15 @@ fn tokenizer_file(model: &Path, given: Option<&Path>, stated: Option<&Metadata>)
     found.cloned().ok_or_else(|| {
         let also = recorded.map(|path| format!(", nor {}", path.display())).unwrap_or_default();
         LoadError(format!("{}: no tokenizer beside it{also}; give `tokenizer_path`", model.display()))
+    })
+}
+
+/// Tokens per row, if the inputs fix it: the second dimension of the first input that has just two and says so.
+fn fixed_length(summary: &Summary) -> Option<usize> {
+    let integers = [Element::Int32 as i32, Element::Int64 as i32];
+    summary.inputs.iter().find_map(|port| match port.dims.as_slice() {
+        [_, Dimension::Fixed(length)] if integers.contains(&port.element) => Some(*length),
+        _ => None,
     })
 }
 
