@@ -86,11 +86,9 @@ mod tests {
     use super::*;
 
     fn contents(links: &Links, chain: Chain) -> Vec<u32> {
-        let forward: Vec<u32> =
-            std::iter::successors(Some(chain.first), |&at| Some(links.next(at))).take_while(|&at| at != NONE).collect();
-        let mut backward: Vec<u32> = std::iter::successors(Some(chain.last), |&at| Some(links.previous(at)))
-            .take_while(|&at| at != NONE)
-            .collect();
+        let some = |index: u32| (index != NONE).then_some(index);
+        let forward: Vec<u32> = std::iter::successors(some(chain.first), |&at| some(links.next(at))).collect();
+        let mut backward: Vec<u32> = std::iter::successors(some(chain.last), |&at| some(links.previous(at))).collect();
         backward.reverse();
         assert_eq!(forward, backward);
         forward

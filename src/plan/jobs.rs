@@ -25,6 +25,8 @@ pub(super) struct Job {
     pub(super) reached: u64,
     /// The first of its sequences that the plan in the making has not gathered.
     pub(super) cursor: u32,
+    /// What that plan's gathering left of its turn; the last sequence may have gone beyond it.
+    pub(super) allowance: i64,
     /// The next entry with the same hash, or the next free one.
     next: u32,
 }
@@ -48,6 +50,7 @@ impl Jobs {
                 balance: 0,
                 reached: 0,
                 cursor: NONE,
+                allowance: 0,
                 next: if index + 1 < count { index as u32 + 1 } else { NONE },
             })
             .collect();
@@ -73,7 +76,17 @@ impl Jobs {
         let hash = self.hash(key);
         self.free = self[index].next;
         let next = std::mem::replace(&mut self.heads[hash], index);
-        self[index] = Job { key, model, arrived_ns, sequences: Chain::EMPTY, balance, reached: 0, cursor: NONE, next };
+        self[index] = Job {
+            key,
+            model,
+            arrived_ns,
+            sequences: Chain::EMPTY,
+            balance,
+            reached: 0,
+            cursor: NONE,
+            allowance: 0,
+            next,
+        };
         index
     }
 

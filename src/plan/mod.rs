@@ -20,6 +20,8 @@
 mod chain;
 mod jobs;
 mod pack;
+#[cfg(test)]
+mod tests;
 
 use self::chain::{Chain, Links, NONE};
 use self::jobs::Jobs;
@@ -380,14 +382,20 @@ impl Planner {
         while at != NONE && !space.is_used_up() {
             let job = at;
             at = self.turns.next(job);
-            if self.reach(job, live, dropped) && self.take(job, self.jobs[job].balance, &mut space) {
-                self.unfinished.push(job);
+            if self.reach(job, live, dropped) {
+                self.take(job, self.jobs[job].balance, &mut space);
+                if self.jobs[job].cursor != NONE {
+                    self.unfinished.push(job);
+                }
             }
         }
         let quantum = i64::from(self.queue(slot).shape.length_max);
         let mut unfinished = std::mem::take(&mut self.unfinished);
         while !unfinished.is_empty() && !space.is_used_up() {
-            unfinished.retain(|&job| self.take(job, quantum, &mut space));
+            unfinished.retain(|&job| {
+                self.take(job, self.jobs[job].allowance + quantum, &mut space);
+                self.jobs[job].cursor != NONE
+            });
         }
         self.unfinished = unfinished;
     }
@@ -408,8 +416,9 @@ impl Planner {
         true
     }
 
-    /// Gathers from a job as long as its allowance, in tokens, is not used up. Returns whether it has more.
-    fn take(&mut self, job: u32, mut allowance: i64, space: &mut Space) -> bool {
+    /// Gathers from a job as long as its allowance, in tokens, is not used up. What its last sequence takes beyond that is
+    /// missing from its next turn.
+    fn take(&mut self, job: u32, mut allowance: i64, space: &mut Space) {
         let shape = &self.queues[self.jobs[job].model as usize].as_ref().expect("the job's model is here").shape;
         let mut node = self.jobs[job].cursor;
         while node != NONE && allowance > 0 && !space.is_used_up() {
@@ -420,8 +429,8 @@ impl Planner {
             space.tokens = space.tokens.saturating_sub(u64::from(length));
             node = self.order.next(node);
         }
-        self.jobs[job].cursor = node;
-        node != NONE
+        let entry = &mut self.jobs[job];
+        (entry.cursor, entry.allowance) = (node, allowance);
     }
 
     /// Turns the window into a plan: what it places leaves, and who had their turn go to the end.
