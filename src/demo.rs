@@ -148,25 +148,22 @@ pub fn welcome(settings: &Settings, prepared: &Prepared) -> String {
     let mut text = String::new();
     let names: Vec<&str> = prepared.models.iter().map(|model| model.name.as_str()).collect();
     let _ = writeln!(text, "The demo serves {} on {base}", names.join(", "));
-    for (exhibit, reason) in &prepared.missing {
-        let _ = writeln!(text, "\nNot served: {}: {reason}.", exhibit.name);
-    }
-    if !prepared.missing.is_empty() {
-        let names: Vec<&str> = prepared.missing.iter().map(|(exhibit, _)| exhibit.hub_name).collect();
-        let section = |task| match task {
+    if let Some((first, _)) = prepared.missing.first() {
+        text.push_str("\nNot served:\n");
+        for (exhibit, reason) in &prepared.missing {
+            let _ = writeln!(text, "  {}: {reason}", exhibit.name);
+        }
+        let section = match first.task {
             Task::Embedding => "embedding_models",
             Task::Reranking => "reranking_models",
             Task::Nli => "nli_models",
         };
-        let (first, _) = prepared.missing[0];
         let _ = write!(
             text,
-            "To add what is missing: where the hub can be reached, start `reactrt demo --fetch` once; or copy a model's \
-             folder ({}) to this machine and name it in a configuration:\n\n    {}:\n      {}:\n        model_path: \
+            "To add them, start `reactrt demo --fetch` once where the hub can be reached. Without it, copy a model's folder\n\
+             here (of {}, say) and name it in a configuration:\n\n  {section}:\n    {}:\n      model_path: \
              /path/to/the/folder\n",
-            names.join(", "),
-            section(first.task),
-            first.name
+            first.hub_name, first.name
         );
     }
     text.push_str("\nTry it from another terminal:\n");

