@@ -20,8 +20,8 @@ thread_local! {
 /// Counts what this thread takes.
 struct Counting;
 
-// SAFETY: every call goes to the system's allocator unchanged; the counter is a plain cell of this thread, which neither
-// allocates nor has a destructor.
+// SAFETY: every call goes to the system's allocator unchanged; the counter is a plain cell of this thread, which
+// neither allocates nor has a destructor.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, memory: Memory) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
@@ -162,6 +162,7 @@ fn run(layout: Layout) {
     assert!(planned > 50_000 && values.is_nan(), "{planned} sequences planned, the poisoned ones among them");
 }
 
+#[expect(clippy::vec_box, reason = "pieces move as boxes, so the pool holds the boxes themselves")]
 fn leave(piece: u32, sequences: u32, left: &mut [u32], pieces: &mut Pieces, pool: &mut Vec<Box<Piece>>) {
     left[piece as usize] -= sequences;
     if left[piece as usize] == 0 {

@@ -1,8 +1,8 @@
 //! Doubly linked lists through fixed arrays: queues that a middle element leaves in constant time, without allocation.
 //!
-//! [`Links`] holds one pair of links for each index of some array; a [`Chain`] names the first and last index of one list.
-//! Many chains share one `Links`. Invariant: an index is in at most one chain of its `Links`; putting it in twice, or
-//! taking it out of a chain it is not in, is a broken invariant and panics.
+//! [`Links`] holds one pair of links for each index of some array; a [`Chain`] names the first and last index of one
+//! list. Many chains share one `Links`. Invariant: an index is in at most one chain of its `Links`; putting it in
+//! twice, or taking it out of a chain it is not in, is a broken invariant and panics.
 
 /// No index: the end of a chain.
 pub(super) const NONE: u32 = u32::MAX;

@@ -76,7 +76,7 @@ fn padded_plans_are_as_full_as_sorting_makes_them() {
     assert!(full >= sorted - 0.01, "{full} against {sorted}");
 }
 
-/// What is waiting costs nothing: a plan takes as long beside 16 times as much.
+/// What waits costs nothing: of 16,384 sequences a plan looks at as many as it can use and a quarter more.
 #[test]
 fn a_packed_plan_looks_at_its_window_only() {
     let mut random = Random::new(3);
@@ -102,9 +102,9 @@ fn a_packed_plan_looks_at_its_window_only() {
         true
     };
     while planner.next(0, &live, &mut plan, &mut dropped) == Next::Plan {
-        // Half as many tokens again as the largest bucket has, with the last sequence running over.
+        // A quarter more tokens than the largest bucket has, with the last sequence running over.
         let gathered: u32 = planner.packer.window.iter().map(|candidate| candidate.length).sum();
-        assert!(gathered <= 32 * 256 * 3 / 2 + 254, "{gathered}");
+        assert!(gathered <= 32 * 256 * 5 / 4 + 254, "{gathered}");
         assert!(asked.replace(0) <= planner.packer.window.len());
     }
 }

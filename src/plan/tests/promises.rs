@@ -93,7 +93,8 @@ fn a_full_small_bucket_beats_a_large_half_empty_one() {
     let offer = packed();
     let mut bench = Bench::new(BOUNDS, &offer);
     bench.push_bulk(job(0), MODEL, 0, 48, 50);
-    // 2,400 tokens: 2,000 of them fill 8 × 256 as far as 50 goes into 256; 32 × 256 would be computed for 30 % of itself.
+    // 2,400 tokens: 2,000 of them fill 8 × 256 as far as 50 goes into 256; 32 × 256 would be computed for 30 % of
+    // itself.
     let mut plans = Vec::new();
     while bench.next(0) == Next::Plan {
         plans.push((bench.bucket(&offer), bench.plan.tokens));

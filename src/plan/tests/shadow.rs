@@ -1,5 +1,5 @@
-//! A second planner that is slow and obvious: it says which model and which sequence must come next, and follows what the
-//! real one did. Scenarios are random; a failing one is named by its seed.
+//! A second planner that is slow and obvious: it says which model and which sequence must come next, and follows what
+//! the real one did. Scenarios are random; a failing one is named by its seed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
