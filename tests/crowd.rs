@@ -80,7 +80,9 @@ fn every_one_of_2000_clients_gets_its_own_vectors() {
         assert_eq!(answer.status, 200, "client {index}: {}", answer.text());
         let found = answer.json()[expected.field].clone();
         let found: Vec<Vec<f32>> = match expected.field {
-            "scores" => serde_json::from_value::<Vec<f32>>(found).unwrap().into_iter().map(|score| vec![score]).collect(),
+            "scores" => {
+                serde_json::from_value::<Vec<f32>>(found).unwrap().into_iter().map(|score| vec![score]).collect()
+            }
             _ => serde_json::from_value(found).unwrap(),
         };
         assert_eq!(found, expected.values, "client {index}");

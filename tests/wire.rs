@@ -24,8 +24,10 @@ fn pipelined_requests_are_answered_in_order() {
     for index in 0..50 {
         let (path, length) = if index % 2 == 0 { ("/infer/embed", EMBED.len()) } else { ("/infer/nope", EMBED.len()) };
         bytes.extend_from_slice(
-            format!("POST {path} HTTP/1.1\r\nhost: x\r\nx-request-id: r{index}\r\ncontent-length: {length}\r\n\r\n{EMBED}")
-                .as_bytes(),
+            format!(
+                "POST {path} HTTP/1.1\r\nhost: x\r\nx-request-id: r{index}\r\ncontent-length: {length}\r\n\r\n{EMBED}"
+            )
+            .as_bytes(),
         );
         bytes.extend_from_slice(b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n");
     }

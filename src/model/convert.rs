@@ -162,21 +162,11 @@ impl Options {
     fn settings(&self) -> ModelSettings {
         let canonical = self.folder.canonicalize();
         let name = canonical.as_deref().unwrap_or(&self.folder).file_name().unwrap_or_default();
-        ModelSettings {
-            task: self.task,
-            name: name.to_string_lossy().into_owned(),
-            model_path: self.folder.display().to_string(),
-            tokenizer_path: self.tokenizer.as_ref().map(|path| path.display().to_string()),
-            reuse_dynamic_buffer: false,
-            cuda_graph_list: Vec::new(),
-            pooling: self.pooling,
-            normalize: self.normalize,
-            max_length: self.max_length,
-            labels: None,
-            prompts: None,
-            default_prompt: None,
-            place: "convert".to_owned(),
-        }
+        let mut settings =
+            ModelSettings::new(self.task, &name.to_string_lossy(), &self.folder.display().to_string(), "convert");
+        (settings.pooling, settings.normalize) = (self.pooling, self.normalize);
+        settings.max_length = self.max_length;
+        settings
     }
 }
 
