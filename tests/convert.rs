@@ -25,9 +25,11 @@ use reactrt::model::{Architecture, Pooling, Task};
 const LAYOUTS: [Layout; 2] = [Layout::Padded, Layout::Packed];
 const DTYPES: [Dtype; 2] = [Dtype::Fp32, Dtype::Fp16];
 
-/// One `.onnx` per name, in a folder of this file's own.
+/// One `.onnx` per test and name, in a folder of this file's own.
 fn target(name: &str) -> PathBuf {
-    oracle::scratch("convert").join(format!("{name}.onnx"))
+    let thread = std::thread::current();
+    let test = thread.name().expect("a test's thread bears its name");
+    oracle::scratch("convert").join(format!("{test}-{name}.onnx"))
 }
 
 fn options(subject: &Subject, layout: Layout, dtype: Dtype, opset: u32) -> Options {
@@ -214,6 +216,7 @@ fn compare(subject: &Subject, expected: &[Vec<f32>], layout: Layout, dtype: Dtyp
         }
     };
     oracle::assert_equal(&what, subject.model.task, dtype == Dtype::Fp16, &found, expected);
+    std::fs::remove_file(&options.output).expect("the file is there");
 }
 
 // --------------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use reactrt::config::{self, ModelSettings};
 use reactrt::device::cpu::Cpu;
-use reactrt::device::{Device, Layout, Offer, Pieces, Placement, Plan};
+use reactrt::device::{Device, Lane, Layout, Offer, Pieces, Placement, Plan};
 use reactrt::job::{ModelKey, Piece};
 use reactrt::model::fetch::{self, FetchError, MINILM, ONNXRUNTIME, Wheel};
 use reactrt::model::{Model, Task, folder};
@@ -226,6 +226,7 @@ impl<D: Device> Bench<D> {
         let plan = Plan { model: KEY, bucket, placements, tokens };
         self.device.submit(0, &plan, &pieces, 0).expect("the plan fits");
         self.done.recv().expect("the lane lives");
+        assert_eq!(self.device.poll(0, 0), Lane::Done);
         let mut vectors = Vec::new();
         let collected = self.device.collect(0, &mut |index, vector| {
             assert_eq!((index, vector.len()), (vectors.len(), width as usize));
