@@ -174,10 +174,10 @@ impl<D: Device> Bench<D> {
         Bench { device, done }
     }
 
-    /// The vectors of all sequences, in as few plans as the largest bucket allows.
+    /// The vectors of all sequences, in as few plans as the longest bucket allows.
     pub fn run_all(&mut self, offer: &Offer, sequences: &[Sequence]) -> Vec<Vec<f32>> {
         let (index, bucket) =
-            offer.buckets.iter().enumerate().max_by_key(|(_, bucket)| bucket.tokens()).expect("a bucket");
+            offer.buckets.iter().enumerate().max_by_key(|(_, bucket)| (bucket.length, bucket.rows)).expect("a bucket");
         let mut vectors = Vec::new();
         let mut rest = sequences;
         while !rest.is_empty() {
