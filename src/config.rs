@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use crate::model::{Pooling, Task};
 use read::{Origin, Reader};
 
-pub use check::Memory;
+pub use check::{Memory, WIDTH_ASSUMED};
 pub use table::{Key, TABLE, reference};
 
 /// One thing that is wrong with a configuration, and where: `configs/config.yaml:14`, `REACTRT_SERVER_PORT`, `--port`.

@@ -118,9 +118,13 @@ impl Server {
             .map_err(|error| Error(format!("cannot listen on {address}: {error}{}", port_hint(&error, address))))?;
         let address = sockets.address();
         raise_descriptor_limit(settings.limits.connections_max);
-        let device_bells: Vec<_> = load::device_names(&settings)?.iter().map(|_| ThreadBell::new()).collect();
-        let loaded =
-            load::load(&settings, &device_bells.iter().map(|bell| Arc::clone(&bell.bell)).collect::<Vec<_>>())?;
+        let mut device_bells: Vec<ThreadBell> = Vec::new();
+        let loaded = load::load(&settings, &mut || {
+            let bell = ThreadBell::new();
+            let rung = Arc::clone(&bell.bell);
+            device_bells.push(bell);
+            rung
+        })?;
         Build { settings, clock, sockets, loaded, device_bells }.start(address)
     }
 
@@ -360,14 +364,13 @@ fn entries(loaded: &Loaded) -> Vec<Entry> {
 }
 
 fn served(loaded: &Loaded) -> Arc<[Served]> {
-    let devices: Vec<usize> = (0..loaded.devices.len()).collect();
     let served = loaded.models.iter().map(|model| Served {
         key: model.key,
         tokenizer: model.tokenizer.clone(),
         max_length: model.model.max_length,
         vocabulary: model.vocabulary,
         prompts: model.model.prompts.iter().map(|prompt| prompt.text.clone()).collect(),
-        devices: devices.clone(),
+        devices: model.devices.clone(),
     });
     served.collect()
 }

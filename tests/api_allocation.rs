@@ -170,7 +170,7 @@ fn routing_and_refusing_allocate_nothing() {
         }
         body.clear();
         let words = Words::list(catalog.entries().iter().map(|entry| entry.name.as_str()));
-        Reject::UnknownPrompt { name: words, known: words }.write(Family::OpenAi, &mut body);
+        Reject::UnknownPrompt { known: words }.write(Family::OpenAi, &mut body);
         body.clear();
         Reject::NonFinite { place: Place::at(Field::Input, 7) }.write(Family::Native, &mut body);
     });
@@ -208,6 +208,25 @@ fn encoding_fits_the_promised_buffer() {
         let answer = Answer { outline, entry, values: &values, prompt_tokens: u64::MAX, device_ns: u64::MAX };
         assert_eq!(taken_by(|| api::encode(&answer, &mut out).unwrap()), 0);
     }
+}
+
+#[test]
+fn memory_for_inputs_is_bounded() {
+    let (catalog, limits) = (catalog(), limits());
+    let bound = (Scratch::bytes_max(&limits) + Inputs::bytes_max(&limits)) as i64;
+    // As many texts as are taken, and nearly as many token ids as values.
+    let list = format!("[{}1]", "1,".repeat(120));
+    let lists = vec![list; limits.texts_max].join(",");
+    let mut bytes = format!("{{\"model\":\"mini\",\"encoding_format\":\"base64\",\"input\":[{lists}]}}").into_bytes();
+    let mut inputs = Inputs::default();
+    let mut scratch = Scratch::default();
+    let length = bytes.len();
+    let peak = peak_of(|| {
+        let route = Route::Embeddings;
+        api::parse(route, &mut bytes, 0..length, &catalog, &limits, &mut scratch, &mut inputs).unwrap();
+    });
+    assert_eq!((inputs.items.len(), inputs.ids.len()), (limits.texts_max, limits.texts_max * 121));
+    assert!(peak <= bound, "{peak} bytes of {bound}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! simd-json checks the whole body, unescapes its strings in place and lists its values on a tape; nothing is copied and the
 //! buffers are kept. What those buffers can grow to is bounded before they grow: a body is only read when it is an
 //! object and holds at most `json_values_max` keys, values and brackets ([`bound_structure`]), so 4 MiB of brackets cost
-//! one pass over them and no memory.
+//! one pass over them and no memory. Of what other parsers take, it refuses integers beyond 64 bits, wherever they stand.
 //!
 //! Invariant: a [`Span`] handed out here lies in the body and is UTF-8.
 
@@ -22,7 +22,7 @@ use crate::job::Span;
 const DEPTH_MAX: usize = 64;
 
 /// The parser keeps its memory from body to body unless a body was larger than this.
-pub const KEPT_BODY_BYTES: usize = 1 << 20;
+const KEPT_BODY_BYTES: usize = 1 << 20;
 
 /// What parsing needs besides the body: kept by each worker.
 pub struct Scratch {

@@ -7,7 +7,7 @@
 //! Invariants: no bytes of a client's can panic here. What a body makes us keep is bounded before it is built: the parser's
 //! scratch by `json_values_max`, the inputs by `texts_max` and `text_bytes_max`, the answer by `answer_bytes_max`, and
 //! no answer is ever longer than the [`answer_bytes_max`] promised for it. After warm-up nothing here allocates, but for
-//! bodies above [`json::KEPT_BODY_BYTES`].
+//! bodies above 1 MiB.
 
 mod json;
 pub mod native;
@@ -97,6 +97,11 @@ pub struct Inputs {
 }
 
 impl Inputs {
+    /// What the two lists can grow to, in bytes: vectors at most double when they grow.
+    pub fn bytes_max(limits: &Limits) -> usize {
+        2 * (limits.texts_max * size_of::<Item>() + limits.json_values_max * size_of::<u32>())
+    }
+
     /// Forgets the contents, keeps the memory.
     pub fn clear(&mut self) {
         self.items.clear();
@@ -334,8 +339,7 @@ impl Options {
                 let name = value.text(Place::of(Field::PromptName), Expected::Text)?;
                 let known = || Words::list(entry.prompts.iter().map(|prompt| prompt.name.as_str()));
                 let index = entry.prompts.iter().position(|prompt| prompt.name == name);
-                let unknown = || Reject::UnknownPrompt { name: Words::new(name.as_bytes()), known: known() };
-                Some(index.ok_or_else(unknown)? as u32)
+                Some(index.ok_or_else(|| Reject::UnknownPrompt { known: known() })? as u32)
             }
         };
         let dimensions = match fields.dimensions {

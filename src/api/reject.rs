@@ -320,8 +320,8 @@ pub enum Reject {
         tokens: u32,
         max: u32,
     },
+    /// `known` lists the model's prompts.
     UnknownPrompt {
-        name: Words,
         known: Words,
     },
     PromptWithIds,
@@ -475,7 +475,8 @@ impl Row {
 }
 
 impl Reject {
-    /// A body that [`Reject::write`] writes is never longer. Two quotations whose every byte is escaped are the longest.
+    /// A body that [`Reject::write`] writes is never longer. A quotation whose every byte is escaped is the longest, twice in
+    /// [`Reject::WrongTask`].
     pub const BODY_BYTES_MAX: usize = 1280;
 
     pub fn status(self) -> u16 {
@@ -563,9 +564,10 @@ impl Reject {
                     "{place}: {tokens} tokens, the model takes {max}; without \"truncate\":false it would be cut"
                 ),
             ),
-            Reject::UnknownPrompt { name, known } => {
-                see(BAD.param(Field::PromptName), format_args!("no prompt {name}; the model's prompts: {known}"))
-            }
+            Reject::UnknownPrompt { known } => see(
+                BAD.param(Field::PromptName),
+                format_args!("prompt_name names no prompt of this model; it has {known}"),
+            ),
             Reject::PromptWithIds => see(
                 BAD.param(Field::PromptName),
                 format_args!("prompt_name applies to texts; token ids are taken as they are"),

@@ -14,7 +14,7 @@ const JOB_BYTES: u64 = 1_024;
 /// What the JSON parser keeps for one value: 24 bytes on its tape, 4 in its index, the rest for growth.
 const JSON_VALUE_BYTES: u64 = 32;
 /// Output values of one text, assumed until models are loaded: the width of the large common encoders.
-const WIDTH_ASSUMED: usize = 1_024;
+pub const WIDTH_ASSUMED: usize = 1_024;
 
 /// Who takes how much of `memory_bytes_max`, each with the key that governs it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -181,8 +181,18 @@ pub const TABLE: &[Key] = &[
         Bytes(1_024..=BODY_BYTES_MAX),
         "A request's body; beyond it 413."
     ),
-    key!("limits.texts_max", limits.texts_max, Whole(1..=1_000_000), "Texts, or pairs of texts, in one request."),
-    key!("limits.text_bytes_max", limits.text_bytes_max, Bytes(1..=BODY_BYTES_MAX), "One text."),
+    key!(
+        "limits.texts_max",
+        limits.texts_max,
+        Whole(1..=1_000_000),
+        "Texts, or pairs of texts, in one request; beyond it 400."
+    ),
+    key!(
+        "limits.text_bytes_max",
+        limits.text_bytes_max,
+        Bytes(1..=BODY_BYTES_MAX),
+        "One text; a longer one is refused with 400."
+    ),
     key!(
         "limits.json_values_max",
         limits.json_values_max,
@@ -263,12 +273,17 @@ pub const TABLE: &[Key] = &[
         Whole(16..=1_000_000),
         "Tokens in one batch on the CPU at most (a longer single text still runs); scratch memory grows with it."
     ),
-    key!("sim.seed", sim.seed, Whole(0..=u64::MAX), "The simulated device: what its faults are drawn from."),
-    key!("sim.lanes", sim.lanes, Whole(1..=4), "Batches that it computes at once."),
-    key!("sim.base_us", sim.base_us, Whole(0..=60_000_000), "Its time for any batch."),
-    key!("sim.us_per_1k_tokens", sim.us_per_1k_tokens, Whole(0..=60_000_000), "Its further time for 1,000 tokens."),
-    key!("sim.fault_rate", sim.fault_rate, Fraction, "The chance that a batch fails, 0 to 1."),
-    key!("sim.packed", sim.packed, Switch, "Whether several texts may lie in one row."),
+    key!("sim.seed", sim.seed, Whole(0..=u64::MAX), "What the simulated device draws its faults from."),
+    key!("sim.lanes", sim.lanes, Whole(1..=4), "Batches that the simulated device computes at once."),
+    key!("sim.base_us", sim.base_us, Whole(0..=60_000_000), "The simulated device's time for any batch."),
+    key!(
+        "sim.us_per_1k_tokens",
+        sim.us_per_1k_tokens,
+        Whole(0..=60_000_000),
+        "The simulated device's further time for 1,000 tokens."
+    ),
+    key!("sim.fault_rate", sim.fault_rate, Fraction, "The chance that a batch fails on the simulated device, 0 to 1."),
+    key!("sim.packed", sim.packed, Switch, "Whether several texts may lie in one row of the simulated device."),
     key!("engines", engines, Folder, "The folder where what is made from a model is kept."),
 ];
 
@@ -353,8 +368,8 @@ const UNITS: [(&str, u64); 8] = [
 
 /// The shortest exact way to write a number of bytes.
 pub(super) fn show_bytes(bytes: u64) -> String {
-    let unit = UNITS.iter().find(|(_, size)| bytes > 0 && bytes.is_multiple_of(*size));
-    match unit {
+    let exact = UNITS.iter().filter(|(_, size)| bytes > 0 && bytes.is_multiple_of(*size));
+    match exact.min_by_key(|(_, size)| bytes / size) {
         Some((_, 1)) | None => bytes.to_string(),
         Some((unit, size)) => format!("{} {unit}", bytes / size),
     }

@@ -1,14 +1,14 @@
 //! The simulated device: virtual time, seeded faults, and a vector that depends on its own sequence only.
 //!
-//! It stands in for an accelerator wherever the server around it is tested or measured. A plan takes
-//! `base_us + us_per_1k_tokens × tokens / 1000`, where lanes overlap in the first part (copies, launches) and take turns in
+//! It stands in for an accelerator wherever the server around it is tested or measured. The time of a plan is
+//! `base_us + us_per_1k_tokens × tokens / 1000`; lanes overlap in the first part (copies, launches) and take turns in
 //! the second (arithmetic), as measured lanes do. With both at zero a plan is done as soon as it is submitted.
 //!
-//! It may not look at a clock: time is what its caller passes in. It may not forgive: a plan that breaks the contract of
-//! the seam (see [`verify`]) is a bug above it and panics. It allocates nothing after `load`.
+//! It may not look at a clock: time is what its caller passes in. It may not forgive: a plan that breaks the contract
+//! of the seam (see [`verify`]) is a bug above it and panics. It allocates nothing after `load`.
 //!
-//! Invariants: [`vector`] of the same ids and types is bit-equal wherever, whenever and beside whomever it is placed; the
-//! same options and the same calls give the same faults, times and outputs.
+//! Invariants: [`vector`] of the same ids and types is bit-equal wherever, whenever and beside whomever it is placed;
+//! the same options and the same calls give the same faults, times and outputs.
 
 use std::sync::Arc;
 
@@ -341,6 +341,7 @@ impl Device for Sim {
         let wake = |track: &Track| match track.state {
             State::Idle => None,
             State::Busy { done_ns, .. } => Some(done_ns),
+            // Nothing to wait for: its results are there.
             State::Done { .. } => Some(0),
         };
         self.tracks.iter().filter_map(wake).min()
@@ -468,4 +469,277 @@ fn mix(value: u64) -> u64 {
     let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     value ^ value >> 31
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::device::Placement;
+    use crate::job::Piece;
+    use crate::model::{Head, Pooling, Source};
+
+    const KEY: ModelKey = ModelKey { index: 2, generation: 1 };
+
+    /// A model without files, as the simulated device takes it.
+    pub(crate) fn model(task: Task, max_length: usize) -> Arc<Model> {
+        Arc::new(Model {
+            name: "simulated".into(),
+            task,
+            source: Source::Onnx(PathBuf::new()),
+            tokenizer: PathBuf::new(),
+            geometry: None,
+            head: Head::Embedding,
+            pooling: Pooling::Mean,
+            normalize: false,
+            max_length,
+            labels: vec!["contradiction".into(), "neutral".into(), "entailment".into()],
+            prompts: Vec::new(),
+            default_prompt: None,
+            cuda_graph_list: Vec::new(),
+            reuse_dynamic_buffer: false,
+        })
+    }
+
+    /// One piece of three sequences of 4, 7 and 2 tokens.
+    fn pieces() -> Pieces {
+        let mut pieces = Pieces::with_capacity(1);
+        let ids = (100..113).collect();
+        let types = (0..13).map(|token| u8::from(token > 6)).collect();
+        pieces.insert(Box::new(Piece { ids, types, ends: vec![4, 11, 13], ..Piece::default() }));
+        pieces
+    }
+
+    /// All three in one row of the packed bucket that `bucket` names, in this order.
+    fn plan(bucket: u32, order: [u32; 3]) -> Plan {
+        let mut offset = 0;
+        let placements = order.map(|sequence| {
+            let length = [4, 7, 2][sequence as usize];
+            let placement = Placement { piece: 0, sequence, row: 0, offset, length };
+            offset += length;
+            placement
+        });
+        Plan { model: KEY, bucket, placements: placements.into(), tokens: 13 }
+    }
+
+    fn listed() -> Shapes {
+        let of = |rows, length| Bucket { rows, length, sequences_max: 8 };
+        Shapes::Listed(Layout::Packed, vec![of(1, 16), of(2, 50), of(4, 250)])
+    }
+
+    fn device(options: Options) -> Sim {
+        let mut device = Sim::new(Options { shapes: listed(), ..options });
+        device.load(KEY, &model(Task::Embedding, 16)).expect("it loads anything once");
+        device
+    }
+
+    fn collect(device: &mut Sim, lane: usize) -> Result<(u64, Vec<Vec<f32>>), Fault> {
+        let mut vectors = Vec::new();
+        let busy_ns = device.collect(lane, &mut |index, vector| {
+            assert_eq!(index, vectors.len());
+            vectors.push(vector.to_vec());
+        })?;
+        Ok((busy_ns, vectors))
+    }
+
+    #[test]
+    fn a_vector_depends_on_its_own_tokens_and_types_only() {
+        let pieces = pieces();
+        let mut device = device(Options::default());
+        for (bucket, order) in [(0, [0, 1, 2]), (2, [2, 0, 1]), (1, [1, 2, 0])] {
+            device.submit(1, &plan(bucket, order), &pieces, 9).unwrap();
+            assert_eq!(device.poll(1, 9), Lane::Done);
+            let (busy_ns, vectors) = collect(&mut device, 1).unwrap();
+            assert_eq!((busy_ns, device.poll(1, 9)), (0, Lane::Idle));
+            for (sequence, got) in order.into_iter().zip(vectors) {
+                let piece = pieces.get(0);
+                let range = piece.range(sequence as usize);
+                let mut expected = Vec::new();
+                vector(&piece.ids[range.clone()], &piece.types[range], EMBEDDING_WIDTH, &mut expected);
+                assert_eq!(got, expected);
+                assert!(got.iter().all(|value| (-1.0..1.0).contains(value)));
+            }
+        }
+    }
+
+    #[test]
+    fn vectors_tell_ids_types_and_lengths_apart() {
+        let of = |ids: &[u32], types: &[u8]| {
+            let mut out = Vec::new();
+            vector(ids, types, 4, &mut out);
+            out
+        };
+        let base = of(&[0, 0], &[0, 0]);
+        for other in
+            [of(&[0, 1], &[0, 0]), of(&[1, 0], &[0, 0]), of(&[0, 0], &[0, 1]), of(&[0], &[0]), of(&[0; 3], &[0; 3])]
+        {
+            assert_ne!(base, other);
+        }
+    }
+
+    #[test]
+    fn width_follows_the_task() {
+        let widths = [Task::Embedding, Task::Reranking, Task::Nli].map(|task| width(&model(task, 8)));
+        assert_eq!(widths, [EMBEDDING_WIDTH, 1, 3]);
+    }
+
+    #[test]
+    fn lanes_overlap_in_the_base_and_take_turns_in_the_rest() {
+        let pieces = pieces();
+        let mut device = device(Options { base_us: 10, us_per_1k_tokens: 100, ..Options::default() });
+        // 100 tokens each: 10 + 10 µs.
+        device.submit(0, &plan(1, [0, 1, 2]), &pieces, 0).unwrap();
+        device.submit(1, &plan(1, [0, 1, 2]), &pieces, 5_000).unwrap();
+        assert_eq!(device.wake_at_ns(), Some(20_000));
+        assert_eq!((device.poll(0, 19_999), device.poll(0, 20_000)), (Lane::Busy, Lane::Done));
+        assert_eq!(collect(&mut device, 0).unwrap().0, 20_000);
+        // The second waits for the first one's arithmetic, from 15,000 to 20,000.
+        assert_eq!(device.wake_at_ns(), Some(30_000));
+        assert_eq!((device.poll(1, 29_999), device.poll(1, 30_000)), (Lane::Busy, Lane::Done));
+        assert_eq!(collect(&mut device, 1).unwrap().0, 25_000);
+        assert_eq!(device.wake_at_ns(), None);
+    }
+
+    #[test]
+    fn charges_useful_tokens_where_asked_to() {
+        let pieces = pieces();
+        let mut device = device(Options { us_per_1k_tokens: 1_000, charge: Charge::Useful, ..Options::default() });
+        device.submit(0, &plan(2, [0, 1, 2]), &pieces, 0).unwrap();
+        assert_eq!(device.wake_at_ns(), Some(13_000));
+    }
+
+    #[test]
+    fn jitter_stretches_and_repeats_with_its_seed() {
+        let pieces = pieces();
+        let times = |seed| {
+            let mut device = device(Options { seed, base_us: 100, jitter: 0.5, ..Options::default() });
+            let times: Vec<u64> = (0..50)
+                .map(|_| {
+                    device.submit(0, &plan(0, [0, 1, 2]), &pieces, 0).unwrap();
+                    let done_ns = device.wake_at_ns().unwrap();
+                    device.poll(0, u64::MAX);
+                    collect(&mut device, 0).unwrap();
+                    device.free_at_ns = 0;
+                    done_ns
+                })
+                .collect();
+            assert!(times.iter().all(|time| (100_000..150_000).contains(time)));
+            assert!(times.iter().any(|time| *time > 140_000) && times.iter().any(|time| *time < 110_000));
+            times
+        };
+        assert_eq!(times(3), times(3));
+        assert_ne!(times(3), times(4));
+    }
+
+    #[test]
+    fn scripted_faults_come_where_the_script_says() {
+        let pieces = pieces();
+        let script =
+            vec![(0, Fault::Refused), (2, Fault::Failed), (3, Fault::Hung), (5, Fault::Panicked), (6, Fault::Dead)];
+        let mut device = device(Options { script, base_us: 5, hang_us: 70, ..Options::default() });
+        let plan = plan(0, [0, 1, 2]);
+        assert_eq!(device.submit(0, &plan, &pieces, 0), Err(Fault::Refused));
+        assert_eq!(device.poll(0, 0), Lane::Idle);
+        for (wake_ns, expected) in
+            [(5_000, None), (5_000, Some(Fault::Failed)), (70_000, Some(Fault::Hung)), (5_000, None)]
+        {
+            device.free_at_ns = 0;
+            device.submit(0, &plan, &pieces, 0).unwrap();
+            assert_eq!(device.wake_at_ns(), Some(wake_ns));
+            assert_eq!((device.poll(0, wake_ns - 1), device.poll(0, wake_ns)), (Lane::Busy, Lane::Done));
+            assert_eq!(collect(&mut device, 0).err(), expected);
+            assert_eq!((device.poll(0, 0), device.health()), (Lane::Idle, Health::Ready));
+        }
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| device.submit(0, &plan, &pieces, 0)));
+        assert!(panic.is_err());
+        assert_eq!(device.poll(0, 0), Lane::Idle);
+        device.tracks[1].state = State::Busy { submitted_ns: 0, done_ns: 1 << 40, fault: None };
+        assert_eq!(device.submit(0, &plan, &pieces, 0), Err(Fault::Dead));
+        assert_eq!((device.health(), device.wake_at_ns()), (Health::Dead, Some(0)));
+        assert_eq!(device.poll(1, 0), Lane::Done);
+        assert_eq!(collect(&mut device, 1).err(), Some(Fault::Dead));
+        assert_eq!(device.submit(0, &plan, &pieces, 0), Err(Fault::Dead));
+    }
+
+    #[test]
+    fn seeded_faults_come_at_their_rates() {
+        let settings =
+            config::Sim { seed: 5, lanes: 3, base_us: 0, us_per_1k_tokens: 0, fault_rate: 0.3, packed: false };
+        let device = Sim::new(Options::from(&settings));
+        assert_eq!(device.lanes(), 3);
+        let faults: Vec<_> = (0..20_000).map(|submission| device.fault(submission)).collect();
+        for (fault, rate) in [(Fault::Refused, 0.1), (Fault::Failed, 0.1), (Fault::Hung, 0.1), (Fault::Dead, 0.0)] {
+            let share = faults.iter().filter(|found| **found == Some(fault)).count() as f64 / 20_000.0;
+            assert!((share - rate).abs() < 0.01, "{fault:?}: {share}");
+        }
+    }
+
+    #[test]
+    fn poisoned_sequences_are_the_same_everywhere() {
+        let pieces = pieces();
+        let (mut poisoned, nan_rate) = (0, 0.4);
+        for seed in 0..40 {
+            let mut device = device(Options { seed, nan_rate, ..Options::default() });
+            for order in [[0, 1, 2], [2, 1, 0]] {
+                device.submit(0, &plan(0, order), &pieces, 0).unwrap();
+                device.poll(0, 0);
+                for (sequence, vector) in order.into_iter().zip(collect(&mut device, 0).unwrap().1) {
+                    let piece = pieces.get(0);
+                    let range = piece.range(sequence as usize);
+                    let expected = poisons(&piece.ids[range.clone()], &piece.types[range], seed, nan_rate);
+                    assert_eq!(vector.iter().any(|value| value.is_nan()), expected);
+                    poisoned += u32::from(expected);
+                }
+            }
+        }
+        assert!((60..130).contains(&poisoned), "{poisoned} of 240");
+    }
+
+    #[test]
+    fn ladders_hold_the_longest_sequence_and_ascend() {
+        for layout in [Layout::Padded, Layout::Packed] {
+            for max_length in [1, 32, 100, 256, 512] {
+                let shapes = Shapes::Ladder(layout);
+                let mut device = Sim::new(Options { shapes, ..Options::default() });
+                let offer = device.load(KEY, &model(Task::Reranking, max_length)).unwrap();
+                assert_eq!((offer.length_max(), offer.width), (max_length as u32, 1));
+                assert!(offer.buckets.is_sorted_by_key(|bucket| bucket.tokens()));
+                assert!(offer.buckets.iter().all(|bucket| bucket.sequences_max > 0));
+                assert!(device.load(KEY, &model(Task::Reranking, max_length)).is_err());
+                device.unload(KEY);
+                assert!(device.load(KEY, &model(Task::Reranking, max_length)).is_ok());
+            }
+        }
+    }
+
+    #[test]
+    fn broken_plans_are_refused_loudly() {
+        type Break = fn(&mut Plan);
+        let breaks: [(&str, Break); 9] = [
+            ("empty", |plan| plan.placements.clear()),
+            ("a gap", |plan| plan.placements[1].offset += 1),
+            ("an overlap", |plan| plan.placements[1].offset -= 1),
+            ("out of order", |plan| plan.placements.swap(0, 1)),
+            ("a row left out", |plan| plan.placements[2].row = 2),
+            ("a wrong length", |plan| plan.placements[2].length = 1),
+            ("a wrong sum", |plan| plan.tokens = 12),
+            ("twice", |plan| plan.placements[2] = Placement { row: 1, offset: 0, ..plan.placements[0] }),
+            ("no such bucket", |plan| plan.bucket = 3),
+        ];
+        let pieces = pieces();
+        for (what, breaks) in breaks {
+            let mut plan = plan(2, [0, 1, 2]);
+            breaks(&mut plan);
+            if what == "twice" {
+                plan.tokens = 15;
+            }
+            let refused = std::panic::catch_unwind(|| device(Options::default()).submit(0, &plan, &pieces, 0));
+            assert!(refused.is_err(), "{what}");
+        }
+        let mut long = plan(0, [0, 1, 2]);
+        long.placements[0].offset = 4;
+        let refused = std::panic::catch_unwind(|| device(Options::default()).submit(0, &long, &pieces, 0));
+        assert!(refused.is_err(), "beyond the row");
+    }
 }

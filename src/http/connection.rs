@@ -239,9 +239,8 @@ impl Connection {
     }
 
     fn read_head(&mut self, mut scan: HeadScan, filled: &[u8], limits: &Limits) -> Result<Step, Refusal> {
-        let end = scan.find_end(filled, limits)?;
-        self.enter(State::AwaitingHead(scan));
-        let Some(end) = end else {
+        let Some(end) = scan.find_end(filled, limits)? else {
+            self.enter(State::AwaitingHead(scan));
             return Ok(Step::NeedMore { filled: filled.len(), buffer_bytes: filled.len() + 1 });
         };
         let head = request::parse(filled, scan.start, end, limits)?;

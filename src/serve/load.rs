@@ -7,10 +7,10 @@ use super::Error;
 use crate::config::{DeviceName, Devices, ModelSettings, Settings};
 use crate::device::cpu::Cpu;
 use crate::device::sim::Sim;
-use crate::device::{Device, Offer};
+use crate::device::{Device, LoadError, Offer};
 use crate::job::ModelKey;
 use crate::model::fetch::{self, Wanted};
-use crate::model::{Model, folder};
+use crate::model::{Model, Source, folder};
 use crate::ring::Doorbell;
 use crate::tokenize::Tokenizer;
 
@@ -29,6 +29,8 @@ pub struct LoadedModel {
     /// Output values per sequence, and the number of token ids, as the devices have them.
     pub width: u32,
     pub vocabulary: u32,
+    /// Indices of the devices that hold it.
+    pub devices: Vec<usize>,
 }
 
 pub struct LoadedDevice {
@@ -44,57 +46,96 @@ impl std::fmt::Debug for LoadedDevice {
 }
 
 /// The devices that the settings name, on this machine.
-pub fn device_names(settings: &Settings) -> Result<Vec<DeviceName>, Error> {
+fn device_names(settings: &Settings) -> Result<Vec<DeviceName>, Error> {
     match &settings.devices {
         Devices::Auto => Ok(vec![DeviceName::Cpu]),
-        Devices::List(names) => {
-            for name in names {
-                if let DeviceName::Cuda(index) = name {
-                    return Err(Error(format!(
-                        "devices: cuda:{index} needs a binary built with TensorRT; this one serves on `cpu`"
-                    )));
-                }
+        Devices::List(names) => match names.iter().find(|name| matches!(name, DeviceName::Cuda(_))) {
+            Some(DeviceName::Cuda(index)) => {
+                Err(Error(format!("devices: cuda:{index} needs a binary built with TensorRT; this one serves on `cpu`")))
             }
-            Ok(names.clone())
-        }
+            Some(DeviceName::Cpu | DeviceName::Sim) | None => Ok(names.clone()),
+        },
     }
 }
 
-/// Loads every model onto every device. `bells`: one per device, rung when a lane ends.
-pub fn load(settings: &Settings, bells: &[Arc<Doorbell>]) -> Result<Loaded, Error> {
+/// Loads every model onto every device that can run it. `bell` makes the doorbell of the next device: it is asked once for
+/// each, in order.
+pub fn load(settings: &Settings, bell: &mut dyn FnMut() -> Arc<Doorbell>) -> Result<Loaded, Error> {
     if settings.models.is_empty() {
         return Err(Error("the configuration names no model; `reactrt demo` brings one".into()));
     }
-    let mut devices: Vec<LoadedDevice> = device_names(settings)?
-        .into_iter()
-        .zip(bells)
-        .map(|(name, bell)| LoadedDevice { device: open(name, settings, bell), offers: Vec::new() })
-        .collect();
+    let mut loader = Loader { settings, bell, devices: Vec::new(), folders: Vec::new(), onnx: None };
+    for name in device_names(settings)? {
+        loader.folders.push(loader.devices.len());
+        loader.open(name);
+    }
     let mut models = Vec::new();
     for (index, entry) in settings.models.iter().enumerate() {
-        let failed = |error: &dyn std::fmt::Display| Error(format!("{}: model `{}`: {error}", entry.place, entry.name));
-        let model = Arc::new(load_model(entry).map_err(|error| failed(&error))?);
-        let tokenizer = Tokenizer::load(&model.tokenizer).map_err(|error| failed(&error))?;
+        let failed = |error: Error| Error(format!("{}: model `{}`: {error}", entry.place, entry.name));
+        models.push(loader.load(index, entry).map_err(failed)?);
+    }
+    Ok(Loaded { models, devices: loader.devices })
+}
+
+/// Devices in the making.
+struct Loader<'a> {
+    settings: &'a Settings,
+    bell: &'a mut dyn FnMut() -> Arc<Doorbell>,
+    devices: Vec<LoadedDevice>,
+    /// Those that run model folders, and the one that runs ONNX files once there is such a model.
+    folders: Vec<usize>,
+    onnx: Option<usize>,
+}
+
+impl Loader<'_> {
+    fn open(&mut self, name: DeviceName) {
+        let bell = (self.bell)();
+        let device: Box<dyn Device> = match name {
+            DeviceName::Cpu => Box::new(Cpu::new(&self.settings.cpu, Arc::new(move || bell.ring()))),
+            DeviceName::Sim => Box::new(Sim::new((&self.settings.sim).into())),
+            DeviceName::Cuda(_) => unreachable!("refused by device_names"),
+        };
+        self.devices.push(LoadedDevice { device, offers: Vec::new() });
+    }
+
+    fn load(&mut self, index: usize, entry: &ModelSettings) -> Result<LoadedModel, Error> {
+        let model = Arc::new(load_model(entry)?);
+        let words = |error: LoadError| Error(error.0);
+        let tokenizer = Tokenizer::load(&model.tokenizer).map_err(words)?;
         let key = ModelKey { index: index as u32, generation: 0 };
+        let devices = match &model.source {
+            Source::Folder(_) => self.folders.clone(),
+            Source::Onnx(_) => vec![self.onnx_device()?],
+            Source::Engine(path) => return Err(Error(unsupported(path))),
+        };
         let mut width = 0;
-        for device in &mut devices {
-            let offer = device.device.load(key, &model).map_err(|error| failed(&error))?;
-            check_offer(&model, &offer).map_err(|error| failed(&error))?;
+        for device in &devices {
+            let device = &mut self.devices[*device];
+            let offer = device.device.load(key, &model).map_err(words)?;
+            check_offer(&model, &offer)?;
             width = offer.width;
             device.offers.push((key, offer));
         }
         let vocabulary = vocabulary(&model, &tokenizer);
-        models.push(LoadedModel { key, model, tokenizer, width, vocabulary });
+        Ok(LoadedModel { key, model, tokenizer, width, vocabulary, devices })
     }
-    Ok(Loaded { models, devices })
-}
 
-fn open(name: DeviceName, settings: &Settings, bell: &Arc<Doorbell>) -> Box<dyn Device> {
-    let bell = Arc::clone(bell);
-    match name {
-        DeviceName::Cpu => Box::new(Cpu::new(&settings.cpu, Arc::new(move || bell.ring()))),
-        DeviceName::Sim => Box::new(Sim::new((&settings.sim).into())),
-        DeviceName::Cuda(_) => unreachable!("refused by device_names"),
+    #[cfg(feature = "onnxruntime")]
+    fn onnx_device(&mut self) -> Result<usize, Error> {
+        if let Some(index) = self.onnx {
+            return Ok(index);
+        }
+        let bell = (self.bell)();
+        let device = crate::device::onnx::Onnx::new(&self.settings.cpu, None, Arc::new(move || bell.ring()))
+            .map_err(|error| Error(error.0))?;
+        self.devices.push(LoadedDevice { device: Box::new(device), offers: Vec::new() });
+        self.onnx = Some(self.devices.len() - 1);
+        Ok(self.devices.len() - 1)
+    }
+
+    #[cfg(not(feature = "onnxruntime"))]
+    fn onnx_device(&mut self) -> Result<usize, Error> {
+        unreachable!("load_model refuses ONNX files, so there is never one in {:?}", self.onnx)
     }
 }
 
@@ -103,8 +144,13 @@ pub fn load_model(entry: &ModelSettings) -> Result<Model, Error> {
     let found = |text: &str, wanted| fetch::resolve(text, wanted).map_err(|error| Error(error.to_string()));
     let path = found(&entry.model_path, Wanted::Model)?;
     let tokenizer = entry.tokenizer_path.as_deref().map(|text| found(text, Wanted::Tokenizer)).transpose()?;
+    let words = |error: LoadError| Error(error.0);
     if path.is_dir() {
-        return folder::read(&path, tokenizer.as_deref(), entry).map_err(|error| Error(error.to_string()));
+        return folder::read(&path, tokenizer.as_deref(), entry).map_err(words);
+    }
+    #[cfg(feature = "onnxruntime")]
+    if path.extension().is_some_and(|extension| extension == "onnx") {
+        return crate::model::convert::read(&path, tokenizer.as_deref(), entry).map_err(words);
     }
     Err(Error(unsupported(&path)))
 }

@@ -121,9 +121,14 @@ impl Hub {
         !self.offline && self.api(name).and_then(|api| self.list(&api, name)).is_ok()
     }
 
-    /// Whether [`Hub::fetch`] would succeed without network.
-    pub fn has(&self, name: &str, wanted: Wanted) -> bool {
+    /// Whether [`Hub::fetch`] needs no network for this model.
+    pub fn has_all(&self, name: &str, wanted: Wanted) -> bool {
         Snapshot::of_main(&self.cache, name).is_some_and(|cached| cached.is_complete(wanted))
+    }
+
+    /// The model's folder if the cache has what is indispensable of it; asks no network.
+    pub fn find(&self, name: &str, wanted: Wanted) -> Option<PathBuf> {
+        Snapshot::of_main(&self.cache, name).filter(|cached| cached.is_usable(wanted)).map(|cached| cached.folder)
     }
 
     fn api(&self, name: &str) -> Result<Api, FetchError> {
