@@ -1,7 +1,7 @@
 //! `reactrt convert`: a Hugging Face folder becomes an ONNX file that engines take without further surgery.
 //!
 //! Owned here: the options, the order of the steps, and the contract of what goes in and what comes out, below. The graph
-//! itself is built in [`encoder`](self), its record of itself in [`Metadata`]; the file format is [`super::onnx`]'s business
+//! itself is built in `encoder`, its record of itself in [`Metadata`]; the file format is [`super::onnx`]'s business
 //! and finding the tensors is [`super::weights`]'. Nothing is computed with the weights here beyond transposing, scaling and
 //! rounding them.
 //!
