@@ -129,10 +129,8 @@ fn the_readme_names_every_command_and_no_other() {
     let commands: BTreeSet<&str> =
         section.lines().filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help").collect();
     let readme = read("README.md");
-    let listed: BTreeSet<&str> = readme
-        .lines()
-        .filter_map(|line| line.strip_prefix("| `reactrt ")?.split(['`', ' ']).next())
-        .collect();
+    let listed: BTreeSet<&str> =
+        readme.lines().filter_map(|line| line.strip_prefix("| `reactrt ")?.split(['`', ' ']).next()).collect();
     assert_eq!(listed, commands);
 }
 

@@ -50,9 +50,9 @@ fn device_names(settings: &Settings) -> Result<Vec<DeviceName>, Error> {
     match &settings.devices {
         Devices::Auto => Ok(vec![DeviceName::Cpu]),
         Devices::List(names) => match names.iter().find(|name| matches!(name, DeviceName::Cuda(_))) {
-            Some(DeviceName::Cuda(index)) => {
-                Err(Error(format!("devices: cuda:{index} needs a binary built with TensorRT; this one serves on `cpu`")))
-            }
+            Some(DeviceName::Cuda(index)) => Err(Error(format!(
+                "devices: cuda:{index} needs a binary built with TensorRT; this one serves on `cpu`"
+            ))),
             Some(DeviceName::Cpu | DeviceName::Sim) | None => Ok(names.clone()),
         },
     }
