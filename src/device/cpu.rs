@@ -7,8 +7,8 @@
 //! Invariant: whatever a plan holds, a lane computes only what its model knows; a plan with a token, type or length beyond
 //! that is refused whole. A lane's panic is a fault of that plan, and the device stays ready.
 //!
-//! `cpu/` in the order of a run: [`lane`] (what its thread does), [`encoder`] (the model and its schedule), [`team`] (threads that share
-//! a run), [`matrix`] (blocks and products), [`kernels`] (rows).
+//! `cpu/` in the order of a run: `lane` (what its thread does), `encoder` (the model and its schedule), `team` (threads that share
+//! a run), `matrix` (blocks and products), `kernels` (rows).
 
 mod encoder;
 mod kernels;
@@ -396,7 +396,7 @@ mod tests {
             let (plan, pieces) = plan_of(&[sequence(&mut Random(5), &sample, 30)]);
             // A batch that no `submit` would let through: the run's own checks panic in the lane's thread.
             let encoder = device.loaded(KEY).expect("it is loaded").encoder.clone();
-            let work = device.lanes[0].idle_work().expect("it is idle");
+            let work = device.lanes[0].idle().expect("it is idle");
             encoder.push(&mut work.batch, &[1_000_000], &[0]);
             (work.encoder, work.width) = (Some(encoder), 3);
             device.lanes[0].start();
