@@ -2,7 +2,7 @@
 //!
 //! The library is not linked but opened when the first device is made; where it was looked for is in the error if it is not
 //! there. A lane is a thread with a session of its own per model. What a file wants and gives is read from its ports, by
-//! name, type and shape ([`signature`]): padded engines as users bring them, whose hidden states are pooled here where they
+//! name, type and shape (`signature`): padded engines as users bring them, whose hidden states are pooled here where they
 //! do not pool themselves, and our own packed layout.
 //!
 //! Invariants: dimensions that the file leaves open are bounds here, so a run is never larger than its plan; dimensions that

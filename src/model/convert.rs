@@ -1,7 +1,7 @@
 //! `reactrt convert`: a Hugging Face folder becomes an ONNX file that engines take without further surgery.
 //!
 //! Owned here: the options, the order of the steps, and the contract of what goes in and what comes out, below. The graph
-//! itself is built in [`encoder`](self), its record of itself in [`Metadata`]; the file format is [`super::onnx`]'s business
+//! itself is built in `encoder`, its record of itself in [`Metadata`]; the file format is [`super::onnx`]'s business
 //! and finding the tensors is [`super::weights`]'. Nothing is computed with the weights here beyond transposing, scaling and
 //! rounding them.
 //!
@@ -162,21 +162,11 @@ impl Options {
     fn settings(&self) -> ModelSettings {
         let canonical = self.folder.canonicalize();
         let name = canonical.as_deref().unwrap_or(&self.folder).file_name().unwrap_or_default();
-        ModelSettings {
-            task: self.task,
-            name: name.to_string_lossy().into_owned(),
-            model_path: self.folder.display().to_string(),
-            tokenizer_path: self.tokenizer.as_ref().map(|path| path.display().to_string()),
-            reuse_dynamic_buffer: false,
-            cuda_graph_list: Vec::new(),
-            pooling: self.pooling,
-            normalize: self.normalize,
-            max_length: self.max_length,
-            labels: None,
-            prompts: None,
-            default_prompt: None,
-            place: "convert".to_owned(),
-        }
+        let mut settings =
+            ModelSettings::new(self.task, &name.to_string_lossy(), &self.folder.display().to_string(), "convert");
+        (settings.pooling, settings.normalize) = (self.pooling, self.normalize);
+        settings.max_length = self.max_length;
+        settings
     }
 }
 

@@ -1045,3 +1045,160 @@ fn read_varint(reader: &mut impl Read) -> io::Result<(u64, u64)> {
     }
     Err(corrupt("a number of more than ten bytes"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("reactrt-onnx-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder for the test");
+        folder
+    }
+
+    fn counting(count: usize) -> Produce<'static> {
+        Box::new(move |take| {
+            let values: Vec<f32> = (0..count).map(|index| index as f32 / 4.0).collect();
+            // In pieces that do not divide it.
+            values.chunks(77).try_for_each(take)
+        })
+    }
+
+    /// `scores = table[ids] · 2`, one table of 40 × 16 and one small tensor.
+    fn graph(element: Element) -> Graph<'static> {
+        let mut graph = Graph::new("small", 17);
+        let ids = graph.input("ids", Element::Int32, &[Dimension::named("batch")]);
+        let table = graph.weight("table", element, &[40, 16], counting(640));
+        let rows = graph.gather("rows", table, ids, 0);
+        let two = graph.scalar("two", element, 2.0);
+        let scores = graph.mul("scores", rows, two);
+        graph.output(scores, &[Dimension::named("batch"), Dimension::Fixed(16)]);
+        graph.metadata("key", "value");
+        graph
+    }
+
+    fn decoded(path: &Path) -> ModelProto {
+        ModelProto::decode(&*std::fs::read(path).expect("the file is there")).expect("the file is a model")
+    }
+
+    #[test]
+    fn a_written_file_decodes_to_what_was_built() {
+        let path = folder("embedded").join("model.onnx");
+        let mut steps = Vec::new();
+        let written = graph(Element::Float)
+            .write(&path, EMBEDDED_BYTES_MAX, &mut |done, total| steps.push((done, total)))
+            .expect("it can be written");
+        assert_eq!(written.external, None);
+        assert_eq!(written.model_bytes, std::fs::metadata(&path).expect("the file is there").len());
+        assert_eq!(steps.last(), Some(&(640 * 4 + 4, 640 * 4 + 4)));
+        let model = decoded(&path);
+        assert_eq!((model.ir_version, model.opset_import[0].version), (8, 17));
+        let graph = model.graph.expect("a model has a graph");
+        let operators: Vec<&str> = graph.node.iter().map(|node| node.op_type.as_str()).collect();
+        assert_eq!(operators, ["Gather", "Mul"]);
+        let table = &graph.initializer[0];
+        assert_eq!((table.name.as_str(), table.dims.as_slice(), table.data_type), ("table", &[40, 16][..], 1));
+        let expected: Vec<u8> = (0..640).flat_map(|index| (index as f32 / 4.0).to_le_bytes()).collect();
+        assert_eq!(table.raw_data.as_ref(), Some(&expected));
+    }
+
+    #[test]
+    fn external_weights_lie_aligned_in_the_second_file_and_small_ones_stay() {
+        let path = folder("external").join("model.onnx");
+        let written = graph(Element::Half).write(&path, 0, &mut |_, _| {}).expect("it can be written");
+        let data = path.with_file_name("model.onnx.data");
+        assert_eq!(written.external, Some((data.clone(), 1280)));
+        let graph = decoded(&path).graph.expect("a model has a graph");
+        let (table, two) = (&graph.initializer[0], &graph.initializer[1]);
+        let entries: Vec<(&str, &str)> =
+            table.external_data.iter().map(|entry| (entry.key.as_str(), entry.value.as_str())).collect();
+        assert_eq!(entries, [("location", "model.onnx.data"), ("offset", "0"), ("length", "1280")]);
+        assert_eq!((table.data_location, &table.raw_data), (1, &None));
+        assert_eq!((two.data_location, two.raw_data.as_deref()), (0, Some(&f16::from_f32(2.0).to_le_bytes()[..])));
+        let bytes = std::fs::read(data).expect("the second file is there");
+        let expected: Vec<u8> = (0..640).flat_map(|index| f16::from_f32(index as f32 / 4.0).to_le_bytes()).collect();
+        assert_eq!(bytes, expected);
+    }
+
+    #[test]
+    fn a_second_external_tensor_begins_on_a_page() {
+        let mut graph = Graph::new("two", 17);
+        let first = graph.weight("first", Element::Float, &[300], counting(300));
+        let second = graph.weight("second", Element::Float, &[300], counting(300));
+        let sum = graph.add("sum", first, second);
+        graph.output(sum, &[Dimension::Fixed(300)]);
+        let path = folder("page").join("model.onnx");
+        let written = graph.write(&path, 0, &mut |_, _| {}).expect("it can be written");
+        assert_eq!(written.external.map(|(_, bytes)| bytes), Some(EXTERNAL_ALIGNMENT + 1200));
+        let second = &decoded(&path).graph.expect("a graph").initializer[1];
+        assert_eq!(second.external_data[1].value, "4096");
+    }
+
+    #[test]
+    fn what_half_cannot_hold_is_an_error_and_leaves_no_file() {
+        let folder = folder("overflow");
+        for limit in [0, EMBEDDED_BYTES_MAX] {
+            let mut graph = Graph::new("large", 17);
+            let produce: Produce<'_> = Box::new(|take| take(&[1.0; 999]).and_then(|()| take(&[65_520.0])));
+            let weight = graph.weight("layer/weight", Element::Half, &[1000], produce);
+            let sum = graph.add("sum", weight, weight);
+            graph.output(sum, &[Dimension::Fixed(1000)]);
+            let error = graph.write(&folder.join("model.onnx"), limit, &mut |_, _| {}).expect_err("it overflows");
+            assert!(error.to_string().starts_with("layer/weight holds 65520, which half"), "{error}");
+        }
+        assert_eq!(std::fs::read_dir(folder).expect("the folder is there").count(), 0);
+    }
+
+    #[test]
+    fn a_summary_is_read_without_the_weights_and_bad_bytes_are_errors() {
+        let path = folder("summary").join("model.onnx");
+        graph(Element::Float).write(&path, EMBEDDED_BYTES_MAX, &mut |_, _| {}).expect("it can be written");
+        let summary = Summary::read(&path).expect("a whole file");
+        assert_eq!((summary.opset, summary.get("key"), summary.get("other")), (17, Some("value"), None));
+        assert_eq!(
+            summary.outputs,
+            [Port {
+                name: "scores".to_owned(),
+                element: Element::Float as i32,
+                dims: vec![Dimension::named("batch"), Dimension::Fixed(16)]
+            }]
+        );
+        assert_eq!(summary.inputs[0].dims, [Dimension::named("batch")]);
+        let whole = std::fs::read(&path).expect("the file is there");
+        let cut = path.with_file_name("cut.onnx");
+        // The graph is the last field, so every cut is inside something or after a whole prefix of the head.
+        for length in (0..whole.len()).step_by(7) {
+            std::fs::write(&cut, &whole[..length]).expect("a file to read");
+            if let Ok(summary) = Summary::read(&cut) {
+                assert!(summary.outputs.is_empty(), "{length} of {} bytes are not the graph", whole.len());
+            }
+        }
+        for bytes in [&b"not a model at all"[..], &[0xff; 64], &[0x3a, 0xff, 0xff, 0xff, 0xff, 0x7f], &[0x12, 0x05]] {
+            std::fs::write(&cut, bytes).expect("a file to read");
+            assert!(Summary::read(&cut).is_err(), "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn vectors_are_made_once() {
+        let mut graph = Graph::new("vectors", 17);
+        assert_eq!(graph.vector(&[1, -1]), graph.vector(&[1, -1]));
+        assert_ne!(graph.vector(&[1]), graph.vector(&[1, -1]));
+    }
+
+    #[test]
+    #[should_panic(expected = "sum: Add of two element types")]
+    fn mixed_element_types_are_caught_when_the_graph_is_built() {
+        let mut graph = Graph::new("mixed", 17);
+        let (float, half) = (graph.scalar("a", Element::Float, 1.0), graph.scalar("b", Element::Half, 1.0));
+        graph.add("sum", float, half);
+    }
+
+    #[test]
+    #[should_panic(expected = "two values are named a")]
+    fn a_name_is_given_once() {
+        let mut graph = Graph::new("names", 17);
+        graph.scalar("a", Element::Float, 1.0);
+        graph.scalar("a", Element::Float, 1.0);
+    }
+}

@@ -4,7 +4,8 @@
 //! [`Metadata::of`], and [`read`], which makes a [`Model`] of any `.onnx`: ours speaks for itself, for anybody else's the
 //! configuration must say what the file does not.
 //!
-//! Invariant: what is recorded is read back equal; a file that was not written by us has no [`Metadata`], whatever its keys.
+//! Invariant: what is recorded is read back equal; a file is ours exactly when a key says so, and then all of them must be
+//! there.
 
 use std::path::{Path, PathBuf};
 
@@ -56,7 +57,7 @@ impl Metadata {
     /// `None` if the file is not one of ours. A file of ours that lacks a key or holds an unknown word is an error naming
     /// the key.
     pub fn of(summary: &Summary) -> Result<Option<Metadata>, String> {
-        if summary.producer_name != env!("CARGO_PKG_NAME") {
+        if summary.metadata.iter().all(|(key, _)| !key.starts_with(PREFIX)) {
             return Ok(None);
         }
         let text = |key: &str| summary.get(key).ok_or_else(|| format!("its metadata has no `{key}`"));
@@ -81,7 +82,7 @@ impl Metadata {
     }
 }
 
-/// Also read by whoever fills `position_ids`.
+const PREFIX: &str = "reactrt.";
 const PAD_TOKEN: &str = "reactrt.pad_token";
 
 const TASKS: [Task; 3] = [Task::Embedding, Task::Reranking, Task::Nli];
