@@ -598,8 +598,9 @@ mod tests {
 
     #[test]
     fn views_of_a_storage_are_gathered() {
+        type View<'a> = (&'a str, usize, &'a [usize], &'a [usize], Vec<f32>);
         let values: Vec<f32> = (0..24).map(|value| value as f32).collect();
-        let views: [(&str, usize, &[usize], &[usize], Vec<f32>); 5] = [
+        let views: [View<'_>; 5] = [
             ("whole", 0, &[4, 6], &[6, 1], values.clone()),
             ("rows", 12, &[1, 6], &[99, 1], values[12..18].to_vec()),
             ("transposed", 0, &[3, 2], &[1, 6], vec![0.0, 6.0, 1.0, 7.0, 2.0, 8.0]),

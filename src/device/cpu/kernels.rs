@@ -51,6 +51,7 @@ impl Level {
         levels
     }
 
+    #[cfg(test)]
     pub fn name(self) -> &'static str {
         match self.0 {
             Instructions::Portable => "portable",
@@ -169,6 +170,11 @@ const ROUNDING: f32 = 12_582_912.0; // 1.5 · 2²³
 /// `2^whole · 2^fraction` for a whole number in −126..=127 that lies in the low bits of `whole + ROUNDING`, and a fraction in
 /// −0.5..=0.5. Our minimax fit of degree 6 with the constant held at 1: relative error 2e-9 before rounding.
 #[inline(always)]
+#[expect(
+    clippy::approx_constant,
+    clippy::excessive_precision,
+    reason = "fitted coefficients, near a constant by nature"
+)]
 fn exp2_parts<A: Arithmetic>(shifted: f32, fraction: f32) -> f32 {
     let power = polynomial::<A, 7>(
         [1.0, 6.931_471_8e-1, 2.402_264_8e-1, 5.550_332_4e-2, 9.618_437e-3, 1.339_887_5e-3, 1.535_336_2e-4],
@@ -204,6 +210,7 @@ fn exp<A: Arithmetic>(x: f32) -> f32 {
 /// `log₂ ½erfc(a/√2)` is smooth: our weighted minimax fit of degree 9 on 0..=6.5 with the constant held at −1 leaves an
 /// absolute error of 4e-9 in gelu before rounding. Beyond 6.5 the second term is below 3e-10.
 #[inline(always)]
+#[expect(clippy::excessive_precision, reason = "fitted coefficients, written as they were computed")]
 fn gelu_one<A: Arithmetic>(x: f32) -> f32 {
     let magnitude = x.abs();
     let a = if magnitude < 6.5 { magnitude } else { 6.5 };
@@ -230,7 +237,7 @@ fn gelu_one<A: Arithmetic>(x: f32) -> f32 {
 /// `x / (1 + e^(−2u))`, `u = √(2/π) (x + 0.044715 x³)`: the same as `x/2 · (1 + tanh u)`.
 #[inline(always)]
 fn gelu_tanh_one<A: Arithmetic>(x: f32) -> f32 {
-    const TWICE_ROOT: f32 = 1.595_769_1; // 2 · √(2/π)
+    const TWICE_ROOT: f32 = 1.595_769; // 2 · √(2/π)
     let twice_u = TWICE_ROOT * A::multiply_add(0.044_715 * x * x, x, x);
     x / (1.0 + exp::<A>(-twice_u))
 }

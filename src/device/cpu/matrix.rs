@@ -78,10 +78,6 @@ impl Block {
         self.rows
     }
 
-    pub fn columns(self) -> usize {
-        self.columns
-    }
-
     /// The rectangle of these rows and columns.
     ///
     /// # Panics
