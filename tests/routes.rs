@@ -197,7 +197,7 @@ fn mistakes_are_refused_in_words_that_help() {
         ("/infer/nli", r#"{"premises":["a","b"],"hypotheses":["c"]}"#, 400, &["premises", "hypotheses", "2", "1"]),
         ("/infer/nli", r#"{"documents":["a"]}"#, 400, &["premises"]),
         ("/infer/embed", r#"{"documents":["a"],"truncate":"yes"}"#, 400, &["truncate"]),
-        ("/infer/embed", r#"{"documents":["a"],"prompt_name":"nope"}"#, 400, &["nope"]),
+        ("/infer/embed", r#"{"documents":["a"],"prompt_name":"nope"}"#, 400, &["prompt_name", "none"]),
         ("/v1/embeddings", r#"{"input":"a"}"#, 400, &["model"]),
         ("/v1/embeddings", r#"{"model":"nope","input":"a"}"#, 404, &["nope"]),
         ("/v1/embeddings", r#"{"model":"embed"}"#, 400, &["input"]),

@@ -15,6 +15,8 @@ const UNSAFE_FILES: &[&str] = &[
     "src/model/weights.rs",
     "src/serve.rs",
     "tests/allocation.rs",
+    "tests/api_allocation.rs",
+    "tests/plan_allocation.rs",
 ];
 
 /// What a room may not name, and why not.
@@ -87,9 +89,10 @@ fn rooms_name_only_what_they_may() {
         let paths = if room.ends_with(".rs") { vec![room.to_string()] } else { files(room, "rs") };
         assert!(!paths.is_empty(), "{room} is gone; is this rule?");
         for path in paths {
-            let text = read(&path);
+            // A room may name itself.
+            let text = code(&read(&path)).replace(&format!("crate::{}", room.trim_start_matches("src/")), "");
             for word in *words {
-                assert!(!code(&text).contains(word), "{path} names {word}: {reason}");
+                assert!(!text.contains(word), "{path} names {word}: {reason}");
             }
         }
     }

@@ -185,13 +185,13 @@ pub const TABLE: &[Key] = &[
         "limits.texts_max",
         limits.texts_max,
         Whole(1..=1_000_000),
-        "Texts, or pairs of texts, in one request; beyond it 400."
+        "Texts, or pairs of texts, in one request; beyond it 413."
     ),
     key!(
         "limits.text_bytes_max",
         limits.text_bytes_max,
         Bytes(1..=BODY_BYTES_MAX),
-        "One text; a longer one is refused with 400."
+        "One text; a longer one is refused with 413."
     ),
     key!(
         "limits.json_values_max",
