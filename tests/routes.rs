@@ -357,9 +357,36 @@ fn a_fault_of_the_device_is_told_and_passes() {
     settings.sim.fault_rate = 0.5;
     let server = start(settings);
     let mut client = server.connect();
-    let statuses: Vec<u16> = (0..60).map(|_| client.post("/infer/embed", r#"{"documents":["a"]}"#).status).collect();
+    let statuses: Vec<u16> = (0..30).map(|_| client.post("/infer/embed", r#"{"documents":["a"]}"#).status).collect();
     assert!(statuses.contains(&200));
     assert!(statuses.iter().any(|status| *status >= 500));
     assert!(statuses.iter().all(|status| matches!(status, 200 | 500 | 503)), "{statuses:?}");
     assert_eq!(client.post("/infer/nope", "{}").status, 404, "the connection goes on");
+}
+
+#[test]
+fn a_lone_text_passes_bulk_requests_that_hold_every_piece() {
+    let mut settings = settings(DeviceName::Sim);
+    settings.sim.base_us = 5_000;
+    settings.limits.pieces_max = 8;
+    settings.limits.piece_sequences_max = 4;
+    let server = start(settings);
+    let bulk = json!({"documents": vec!["some words to be embedded"; 1_000]}).to_string();
+    let mut bulks: Vec<Client> = (0..4).map(|_| server.connect()).collect();
+    for client in &mut bulks {
+        client.send_post("/infer/embed", &bulk);
+    }
+    let jobs = || {
+        let metrics = server.get("/metrics");
+        let line = metrics.text().lines().find(|line| line.starts_with("reactrt_jobs ")).unwrap().to_owned();
+        line.rsplit(' ').next().unwrap().parse::<usize>().unwrap()
+    };
+    while jobs() < 4 {
+        std::thread::yield_now();
+    }
+    assert_eq!(server.post("/infer/embed", r#"{"documents":["alone"]}"#).status, 200);
+    assert_eq!(jobs(), 4, "the lone text was answered before any of the bulk requests");
+    for client in &mut bulks {
+        assert_eq!(vectors(&client.answer()).len(), 1_000);
+    }
 }

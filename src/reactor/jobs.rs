@@ -18,6 +18,9 @@ pub(super) struct Job {
     worker: usize,
     /// The body, while it is at home.
     body: Option<Box<Body>>,
+    /// Pieces in this job's hands, empty or full, and how many it may have.
+    lent: usize,
+    window: usize,
     /// What its answer must look like; `None` exactly while the slot is free.
     asked: Option<Asked>,
     /// Results so far: `items × width` f32, little-endian, in input order.
@@ -36,6 +39,8 @@ impl Job {
             connection: ConnectionId { slot: 0, generation: 0 },
             worker: 0,
             body: None,
+            lent: 0,
+            window: 0,
             asked: None,
             values: Buffer::new(),
             items_done: 0,
@@ -127,23 +132,38 @@ impl<N: Network> Reactor<N> {
         workers.min_by_key(|(_, worker)| worker.outstanding).map_or(0, |(index, _)| index)
     }
 
-    /// Sends waiting jobs to their workers, each with empty pieces, while there are any.
+    /// Gives empty pieces to those that wait for one, in turn: to new jobs with their way to a worker, to jobs that are
+    /// being cut and had to give up their last one.
     fn lend(&mut self) {
-        while let Some(index) = self.unlent.front().copied() {
-            if self.parts.pieces.is_empty() {
-                return;
-            }
-            self.unlent.pop_front();
+        while !self.parts.pieces.is_empty()
+            && let Some(index) = self.unlent.pop_front()
+        {
             let job = &mut self.jobs[index as usize];
-            let mut body = job.body.take().expect("a waiting job's body is at home");
-            let wanted = (body.body.len() / BYTES_PER_PIECE + 1).min(self.limits.window_pieces_max);
-            let kept = self.parts.pieces.len().saturating_sub(wanted);
+            let Some(mut body) = job.body.take() else {
+                self.supply(self.parts.generations.key(index));
+                continue;
+            };
+            job.window = (body.body.len() / BYTES_PER_PIECE + 1).min(self.limits.window_pieces_max);
+            job.lent = job.window.min(self.parts.pieces.len());
+            let kept = self.parts.pieces.len() - job.lent;
             body.pieces.extend(self.parts.pieces.drain(kept..));
             let worker = &mut self.parts.workers[job.worker];
             worker.outstanding += 1;
             worker.sender.push(ToWorker::Body(body));
             worker.unrung = true;
         }
+    }
+
+    /// Sends an empty piece, if there is one, to a job that is being cut.
+    fn supply(&mut self, key: JobKey) {
+        let Some(mut piece) = self.parts.pieces.pop() else { return };
+        // Should the job be cut by the time it arrives, it comes home again under this name.
+        piece.job = key;
+        let job = &mut self.jobs[key.slot as usize];
+        job.lent += 1;
+        let worker = &mut self.parts.workers[job.worker];
+        worker.sender.push(ToWorker::Supply(key, piece));
+        worker.unrung = true;
     }
 
     pub(super) fn come_home(&mut self, part: ToReactor, worker: Option<usize>, now_ns: u64) {
@@ -172,6 +192,7 @@ impl<N: Network> Reactor<N> {
             (Errand::Cut, Ok(())) => {
                 self.queue_tokens = self.queue_tokens - job.queue_tokens + tokens;
                 job.queue_tokens = tokens;
+                self.forget_waiting(key.slot);
                 self.complete(key, now_ns);
             }
             (Errand::Encode, Ok(())) => self.send_answer(key, now_ns),
@@ -188,16 +209,24 @@ impl<N: Network> Reactor<N> {
             }
         }
         piece.clear();
-        // A job that is still being cut gets its emptied piece back at once.
-        let job = &self.jobs[key.slot as usize];
+        self.parts.pieces.push(piece);
+        let job = &mut self.jobs[key.slot as usize];
         if self.parts.generations.is_live(key) && job.body.is_none() {
-            let worker = &mut self.parts.workers[job.worker];
-            worker.sender.push(ToWorker::Supply(key, piece));
-            worker.unrung = true;
-        } else {
-            self.parts.pieces.push(piece);
-            self.lend();
+            job.lent -= 1;
+            if self.unlent.is_empty() {
+                // Its piece back, and one that it gave up while others waited.
+                let wanted = (job.window - job.lent).min(2);
+                for _ in 0..wanted {
+                    self.supply(key);
+                }
+                return;
+            }
+            // Others wait for a piece: it lines up behind them when it has none left.
+            if job.lent == 0 {
+                self.unlent.push_back(key.slot);
+            }
         }
+        self.lend();
     }
 
     /// Copies a piece's vectors to their places.
@@ -334,9 +363,7 @@ impl<N: Network> Reactor<N> {
         self.parts.generations.end(key.slot);
         let job = std::mem::replace(&mut self.jobs[key.slot as usize], Job::new());
         self.queue_tokens -= job.queue_tokens;
-        if !self.unlent.is_empty() {
-            self.unlent.retain(|waiting| *waiting != key.slot);
-        }
+        self.forget_waiting(key.slot);
         self.parts.buffers.put(job.values);
         if let Some(body) = job.body {
             self.put_away(body);
@@ -345,6 +372,13 @@ impl<N: Network> Reactor<N> {
         let connection = &mut self.connections[job.connection.slot as usize];
         if connection.generation == job.connection.generation {
             connection.job = None;
+        }
+    }
+
+    /// The job waits for no piece any more.
+    fn forget_waiting(&mut self, slot: u32) {
+        if !self.unlent.is_empty() {
+            self.unlent.retain(|waiting| *waiting != slot);
         }
     }
 

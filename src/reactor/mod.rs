@@ -162,7 +162,7 @@ pub struct Reactor<N> {
     connections_free: Vec<u32>,
     jobs: Vec<Job>,
     jobs_free: Vec<u32>,
-    /// Jobs whose body is complete and that wait for an empty piece.
+    /// Jobs that wait for an empty piece, each once: new ones, and ones being cut that gave up their last one.
     unlent: VecDeque<u32>,
     deadlines: Deadlines,
     /// Connections that have more to do in the next turn, and those with an answer to write at the end of this one.
