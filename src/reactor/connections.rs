@@ -304,6 +304,8 @@ impl<N: Network> Reactor<N> {
             return self.deadlines.clear(slot);
         }
         match connection.http.phase() {
+            // A draining server waits for nobody's next request.
+            Phase::Idle if self.life != Life::Serving => self.close(slot),
             Phase::Idle => self.deadlines.start(slot, Kind::Idle, now_ns),
             Phase::Head => self.deadlines.start(slot, Kind::Head, now_ns),
             Phase::Body => self.deadlines.start(slot, Kind::Body, now_ns),
