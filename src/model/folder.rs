@@ -7,9 +7,11 @@
 //! Invariant: the [`Model`] returned is consistent in itself (labels fit the head, `max_length` fits the positions); whether
 //! the weights fit it is checked when they are read.
 
+use std::fmt::Formatter;
 use std::path::{Component, Path, PathBuf};
 
-use serde::de::DeserializeOwned;
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 
 use super::weights::{Weights, classifier_classes};
@@ -282,7 +284,7 @@ struct Manifest {
 
 impl Manifest {
     fn read(folder: &Path) -> Result<Option<Manifest>, LoadError> {
-        #[derive(serde::Deserialize)]
+        #[derive(Deserialize)]
         struct Module {
             path: String,
             r#type: String,
@@ -401,18 +403,16 @@ fn max_length(
 
 /// The prompts and the index of the default one: the configuration's list, else config_sentence_transformers.json's.
 fn prompts(folder: &Path, settings: &ModelSettings) -> Result<(Vec<Prompt>, Option<usize>), LoadError> {
-    #[derive(serde::Deserialize, Default)]
+    #[derive(Deserialize, Default)]
     struct Listed {
         #[serde(default)]
-        prompts: serde_json::Map<String, Value>,
+        prompts: InFileOrder,
         #[serde(default)]
         default_prompt_name: Option<String>,
     }
     let path = folder.join("config_sentence_transformers.json");
     let listed: Listed = read_json(&path)?.unwrap_or_default();
-    let of_folder =
-        || listed.prompts.iter().filter_map(|(name, text)| Some((name.clone(), text.as_str()?.to_owned()))).collect();
-    let pairs: Vec<(String, String)> = settings.prompts.clone().unwrap_or_else(of_folder);
+    let pairs: Vec<(String, String)> = settings.prompts.clone().unwrap_or(listed.prompts.0);
     let prompts: Vec<Prompt> = pairs.into_iter().map(|(name, text)| Prompt { name, text }).collect();
     let index_of = |wanted: &str| prompts.iter().position(|prompt| prompt.name == wanted);
     let default = match (&settings.default_prompt, &listed.default_prompt_name) {
@@ -429,6 +429,37 @@ fn prompts(folder: &Path, settings: &ModelSettings) -> Result<(Vec<Prompt>, Opti
         (None, None) => None,
     };
     Ok((prompts, default))
+}
+
+/// A JSON object of strings, its keys in the order in which they are written; values that are no strings are left out.
+#[derive(Debug, Default)]
+struct InFileOrder(Vec<(String, String)>);
+
+impl<'de> Deserialize<'de> for InFileOrder {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<InFileOrder, D::Error> {
+        struct Pairs;
+        impl<'de> Visitor<'de> for Pairs {
+            type Value = InFileOrder;
+
+            fn expecting(&self, formatter: &mut Formatter<'_>) -> std::fmt::Result {
+                formatter.write_str("an object of texts by name")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<InFileOrder, A::Error> {
+                let mut pairs = Vec::new();
+                while let Some((name, value)) = map.next_entry::<String, Value>()? {
+                    pairs.extend(value.as_str().map(|text| (name, text.to_owned())));
+                }
+                Ok(InFileOrder(pairs))
+            }
+
+            /// `null`, as a model without prompts may write.
+            fn visit_unit<E>(self) -> Result<InFileOrder, E> {
+                Ok(InFileOrder::default())
+            }
+        }
+        deserializer.deserialize_any(Pairs)
+    }
 }
 
 #[cfg(test)]
@@ -674,10 +705,14 @@ mod tests {
                 model.prompts.iter().map(|prompt| format!("{}={}", prompt.name, prompt.text)).collect();
             Ok::<_, String>((names.join(","), model.default_prompt))
         };
-        file(json!({"__version__": {}}));
-        assert_eq!(prompts(&sample.settings()), Ok((String::new(), None)));
-        file(json!({"prompts": {"query": "q: ", "passage": "p: "}, "default_prompt_name": "query"}));
-        assert_eq!(prompts(&sample.settings()), Ok(("passage=p: ,query=q: ".into(), Some(1))));
+        for none in [json!({"__version__": {}}), json!({"prompts": null, "default_prompt_name": null})] {
+            file(none);
+            assert_eq!(prompts(&sample.settings()), Ok((String::new(), None)));
+        }
+        // As text, since a `json!` object sorts its keys.
+        let ordered = r#"{"prompts": {"query": "q: ", "passage": "p: ", "odd": null}, "default_prompt_name": "query"}"#;
+        place.write("config_sentence_transformers.json", ordered);
+        assert_eq!(prompts(&sample.settings()), Ok(("query=q: ,passage=p: ".into(), Some(0))));
         let own = ModelSettings { prompts: Some(vec![("mine".into(), "m: ".into())]), ..sample.settings() };
         assert_eq!(prompts(&own), Ok(("mine=m: ".into(), None)));
         let own = ModelSettings { default_prompt: Some("mine".into()), ..own };

@@ -1,9 +1,8 @@
 //! One model's weights in the form in which they are computed with, and the computation.
 //!
 //! Sequences lie one after another without padding; linear layers see one matrix of all tokens, attention sees each
-//! sequence for itself. The query, key and value matrices are one product; weights are kept `[in, out]`, so that a product
-//! streams through them (stored as they come, a batch of 16 tokens takes 2.7 times as long). Sums with biases and residuals
-//! happen in the product's own target.
+//! sequence for itself. Query, key and value come to lie side by side; weights are laid out once, at load, in the panels
+//! that products stream through; sums with biases and residuals happen in the product itself.
 //!
 //! ```text
 //!  hidden    [tokens, H]   ──QKV──►  projected [tokens, 3H]  ──attention──►  context [block, H]
@@ -12,8 +11,8 @@
 //! ```
 //!
 //! A team shares a batch in one of two ways ([`Share`]): by rows, meeting once per layer, or, when there are too few rows for
-//! that, by columns of the weights, meeting after every step. A sequence's result is a function of its own tokens; only the
-//! order of `gemm`'s additions can differ with the batch's shape.
+//! that, by columns of the weights, meeting after every step. Either way, and in whatever company, a sequence's result is a
+//! function of its own tokens alone, to the bit.
 //!
 //! Invariant: between two meetings each member writes only its share of each matrix, and reads only what was complete at the
 //! meeting before or what it wrote itself. All memory is in [`Scratch`]; a run allocates nothing of its own.
@@ -23,8 +22,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::kernels::Level;
-use super::matrix::{Block, Store, multiply};
+use super::kernels::{Level, QUERIES};
+use super::matrix::{Block, Store};
+use super::product::{PANEL, Packed, Start, multiply, multiply_panel};
 use super::team::{Broken, Member, Team};
 use crate::device::LoadError;
 use crate::model::weights::{HeadParameters, LayerParameters, Linear, Norm, Parameters, Tensor, Weights};
@@ -34,9 +34,6 @@ use crate::model::{Activation, Architecture, Geometry, Model, Pooling, Source};
 /// model) stay in the second-level cache, and a product of 128 rows still reads each weight for enough of them.
 const BLOCK_ROWS: usize = 128;
 
-/// Queries whose scores against one whole sequence are held at once.
-const QUERY_ROWS: usize = 64;
-
 /// Below this many rows per member, a team shares columns instead: each member then reads only its part of the weights, and
 /// reading weights is what such a batch spends its time on.
 const ROWS_PER_MEMBER_MIN: usize = 24;
@@ -45,49 +42,18 @@ const ROWS_PER_MEMBER_MIN: usize = 24;
 #[derive(Debug)]
 struct Dense {
     /// `[in, out]`
-    weight: Store,
-    /// `[out]`
+    weight: Packed,
+    /// `[out]`, padded with zeros to whole panels.
     bias: Store,
+    outputs: usize,
 }
 
 impl Dense {
-    /// Several layers of the same input side by side, as one.
-    fn new(parts: &[&Linear<'_>]) -> Dense {
-        let inputs = parts[0].weight.shape[1];
-        let outputs = parts.iter().map(|part| part.weight.shape[0]).sum();
-        let mut dense = Dense { weight: Store::zeroed(inputs * outputs), bias: Store::zeroed(outputs) };
-        let mut first = 0;
-        for part in parts {
-            let count = part.weight.shape[0];
-            transpose(&part.weight.to_f32(), inputs, &mut dense.weight.values_mut()[first..], outputs);
-            part.bias.copy_to_f32(&mut dense.bias.values_mut()[first..first + count]);
-            first += count;
-        }
-        dense
-    }
-
-    fn outputs(&self) -> usize {
-        self.bias.len()
-    }
-
-    fn weight(&self, columns: Range<usize>) -> Block {
-        self.weight.read_block(self.outputs()).columns_part(columns)
-    }
-}
-
-/// Writes the rows of `from` (each `columns` long) as columns of `to`, whose rows are `stride` apart. In square tiles, so
-/// that both sides stay in cache.
-fn transpose(from: &[f32], columns: usize, to: &mut [f32], stride: usize) {
-    const TILE: usize = 32;
-    let rows = from.len() / columns;
-    for row_tile in (0..rows).step_by(TILE) {
-        for column_tile in (0..columns).step_by(TILE) {
-            for row in row_tile..rows.min(row_tile + TILE) {
-                for column in column_tile..columns.min(column_tile + TILE) {
-                    to[column * stride + row] = from[row * columns + column];
-                }
-            }
-        }
+    fn new(layer: &Linear<'_>) -> Dense {
+        let outputs = layer.bias.elements();
+        let mut bias = Store::zeroed(outputs.div_ceil(PANEL) * PANEL);
+        layer.bias.copy_to_f32(&mut bias.values_mut()[..outputs]);
+        Dense { weight: Packed::from_transposed(&layer.weight.to_f32(), layer.weight.shape[1]), bias, outputs }
     }
 }
 
@@ -111,8 +77,8 @@ impl LayerNorm {
 
 #[derive(Debug)]
 struct Layer {
-    /// `[hidden, 3 · hidden]`: query, key, value.
-    projection: Dense,
+    /// Query, key, value.
+    projections: [Dense; 3],
     attention_output: Dense,
     attention_norm: LayerNorm,
     intermediate: Dense,
@@ -123,11 +89,11 @@ struct Layer {
 impl Layer {
     fn new(layer: &LayerParameters<'_>) -> Layer {
         Layer {
-            projection: Dense::new(&[&layer.query, &layer.key, &layer.value]),
-            attention_output: Dense::new(&[&layer.attention_output]),
+            projections: [&layer.query, &layer.key, &layer.value].map(Dense::new),
+            attention_output: Dense::new(&layer.attention_output),
             attention_norm: LayerNorm::new(&layer.attention_norm),
-            intermediate: Dense::new(&[&layer.intermediate]),
-            output: Dense::new(&[&layer.output]),
+            intermediate: Dense::new(&layer.intermediate),
+            output: Dense::new(&layer.output),
             output_norm: LayerNorm::new(&layer.output_norm),
         }
     }
@@ -233,8 +199,12 @@ pub(super) struct Scratch {
     /// Per member, or the first of them for all when columns are shared.
     context: Vec<Store>,
     inner: Vec<Store>,
-    /// Per member: `[QUERY_ROWS, length]`.
+    /// Per member: `[length, QUERIES]`, one head's scores of as many queries, a column each.
     scores: Vec<Store>,
+    /// Per member: `[head width, QUERIES]`, the queries likewise.
+    queries: Vec<Store>,
+    /// Per member: `[length, PANEL]`, the columns of a head's values that fill no panel.
+    values: Vec<Store>,
 }
 
 impl Scratch {
@@ -258,7 +228,9 @@ impl Scratch {
             outputs: Store::zeroed(sequences * width),
             context: per_member(BLOCK_ROWS * hidden),
             inner: per_member(BLOCK_ROWS * intermediate),
-            scores: per_member(QUERY_ROWS * length),
+            scores: per_member(length * QUERIES),
+            queries: per_member(hidden * QUERIES),
+            values: per_member(length * PANEL),
         };
         true
     }
@@ -280,6 +252,8 @@ struct Matrices {
     context: Vec<Block>,
     inner: Vec<Block>,
     scores: Vec<Block>,
+    queries: Vec<Block>,
+    values: Vec<Block>,
 }
 
 impl Matrices {
@@ -296,7 +270,9 @@ impl Matrices {
             outputs: scratch.outputs.block(needs.width),
             context: scratch.context.iter_mut().map(|store| store.block(hidden)).collect(),
             inner: scratch.inner.iter_mut().map(|store| store.block(needs.intermediate)).collect(),
-            scores: scratch.scores.iter_mut().map(|store| store.block(needs.length)).collect(),
+            scores: scratch.scores.iter_mut().map(|store| store.block(QUERIES)).collect(),
+            queries: scratch.queries.iter_mut().map(|store| store.block(QUERIES)).collect(),
+            values: scratch.values.iter_mut().map(|store| store.block(PANEL)).collect(),
         }
     }
 }
@@ -353,7 +329,7 @@ impl Encoder {
         let classifier = match &parameters.head {
             HeadParameters::Embedding => None,
             HeadParameters::Classifier { dense, output } => {
-                Some(Classifier { dense: Dense::new(&[dense]), output: Dense::new(&[output]) })
+                Some(Classifier { dense: Dense::new(dense), output: Dense::new(output) })
             }
         };
         Ok(Encoder {
@@ -440,11 +416,11 @@ impl Encoder {
         team.run(&|member: &Member<'_>| Run::new(self, batch, &matrices, member).all())
     }
 
-    fn activate(&self, values: &mut [f32], bias: &[f32]) {
+    fn activate(&self, values: &mut [f32]) {
         match self.geometry.activation {
-            Activation::Gelu => self.level.gelu(values, bias),
-            Activation::GeluTanh => self.level.gelu_tanh(values, bias),
-            Activation::Relu => self.level.relu(values, bias),
+            Activation::Gelu => self.level.gelu(values),
+            Activation::GeluTanh => self.level.gelu_tanh(values),
+            Activation::Relu => self.level.relu(values),
         }
     }
 }
@@ -535,50 +511,42 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// `target[rows, columns] = input · weight + bias`
+    /// `target[rows, columns] = input · weight + bias`. The target is of the member's share, all columns.
     fn project(&self, target: Block, input: Block, dense: &Dense, columns: Range<usize>) {
-        let target = target.columns_part(columns.clone());
-        for row in 0..target.rows() {
-            // SAFETY: the caller gives a target of its own share.
-            unsafe { target.row_mut(row) }.copy_from_slice(&dense.bias.values()[columns.clone()]);
-        }
-        // SAFETY: as above; the input was complete at the last meeting, or is this member's own.
-        unsafe { multiply(target, true, 1.0, input, dense.weight(columns)) };
+        let (target, start) = (target.columns_part(columns.clone()), Start::Bias(dense.bias.values()));
+        // SAFETY: the target is own; the input was complete at the last meeting, or is this member's own.
+        unsafe { multiply(self.encoder.level, target, start, input, &dense.weight, columns) };
     }
 
-    /// `target[rows, columns] += input · weight + bias`
+    /// `target[rows, columns] += input · weight + bias`. The target is of the member's share, all columns.
     fn add_projection(&self, target: Block, input: Block, dense: &Dense, columns: Range<usize>) {
-        let target = target.columns_part(columns.clone());
-        for row in 0..target.rows() {
-            // SAFETY: the caller gives a target of its own share.
-            self.encoder.level.add(unsafe { target.row_mut(row) }, &dense.bias.values()[columns.clone()]);
-        }
-        // SAFETY: as above; the input was complete at the last meeting, or is this member's own.
-        unsafe { multiply(target, true, 1.0, input, dense.weight(columns)) };
+        let (target, start) = (target.columns_part(columns.clone()), Start::BiasAndTarget(dense.bias.values()));
+        // SAFETY: as in `project`.
+        unsafe { multiply(self.encoder.level, target, start, input, &dense.weight, columns) };
     }
 
-    /// Projects this member's share of `outputs` thirds (query, key, value) of the projection.
-    fn project_thirds(&self, layer: &Layer, projected: Block, thirds: Range<usize>) {
+    /// The columns of this member's heads. Where heads are shared, they are shared in whole panels.
+    fn head_columns(&self) -> Range<usize> {
         let Geometry { hidden, heads, .. } = self.encoder.geometry;
+        let head_width = hidden / heads;
+        let grain = (1..=PANEL).map(|times| times * head_width).find(|width| width.is_multiple_of(PANEL));
+        self.my_columns(hidden, grain.expect("a multiple by PANEL is one of PANEL"))
+    }
+
+    /// Projects this member's share of some of the three parts of `projected`: 0 query, 1 key, 2 value.
+    fn project_parts(&self, layer: &Layer, projected: Block, parts: Range<usize>) {
+        let hidden = self.encoder.geometry.hidden;
         let rows = self.my_rows(self.batch.tokens());
         let (target, input) = (projected.rows_part(rows.clone()), self.matrices.hidden.rows_part(rows));
-        match self.share {
-            Share::Rows => {
-                self.project(target, input, &layer.projection, thirds.start * hidden..thirds.end * hidden);
-            }
-            Share::Columns => {
-                let columns = self.my_columns(hidden, hidden / heads);
-                for third in thirds {
-                    let columns = third * hidden + columns.start..third * hidden + columns.end;
-                    self.project(target, input, &layer.projection, columns);
-                }
-            }
+        for part in parts {
+            let target = target.columns_part(part * hidden..(part + 1) * hidden);
+            self.project(target, input, &layer.projections[part], self.head_columns());
         }
     }
 
     /// One layer on all tokens, `hidden` to `hidden`.
     fn layer(&self, layer: &Layer, projected: Block) -> Result<(), Broken> {
-        self.project_thirds(layer, projected, 0..3);
+        self.project_parts(layer, projected, 0..3);
         // By columns a member attends with the heads that it has projected itself; by rows it needs the others' keys.
         if self.share == Share::Rows {
             self.member.meet()?;
@@ -604,8 +572,7 @@ impl<'a> Run<'a> {
     /// The last layer where only each sequence's first token counts: keys and values of all tokens, everything else of one
     /// row per sequence, into `pooled`.
     fn last_layer_of_first_tokens(&self, layer: &Layer, projected: Block) -> Result<(), Broken> {
-        let Geometry { hidden, heads, .. } = self.encoder.geometry;
-        self.project_thirds(layer, projected, 1..3);
+        self.project_parts(layer, projected, 1..3);
         self.member.meet()?;
         for sequence in self.own_rows(self.batch.sequences()) {
             // SAFETY: own row of `pooled`; `hidden` was complete at the meeting and is not written again.
@@ -617,10 +584,9 @@ impl<'a> Run<'a> {
         }
         self.settle()?;
         let rows = self.my_rows(self.batch.sequences());
-        let columns = self.my_columns(hidden, hidden / heads);
         let queries = self.matrices.pooled_query;
         let input = self.matrices.pooled.rows_part(rows.clone());
-        self.project(queries.rows_part(rows.clone()), input, &layer.projection, columns);
+        self.project(queries.rows_part(rows.clone()), input, &layer.projections[0], self.head_columns());
         for start in rows.clone().step_by(BLOCK_ROWS) {
             let block = start..rows.end.min(start + BLOCK_ROWS);
             let context = self.context(block.len());
@@ -645,25 +611,60 @@ impl<'a> Run<'a> {
     fn attend(&self, queries: Block, projected: Block, sequence: Range<usize>, context: Block) {
         let Geometry { hidden, heads, .. } = self.encoder.geometry;
         let head_width = hidden / heads;
-        let factor = 1.0 / (head_width as f32).sqrt();
-        let scores = self.matrices.scores[self.member.index].columns_part(0..sequence.len());
-        let mine = self.my_columns(hidden, head_width);
-        for first in mine.step_by(head_width) {
+        for first in self.head_columns().step_by(head_width) {
             let head = first..first + head_width;
             let keys = projected.part(sequence.clone(), hidden + head.start..hidden + head.end);
             let values = projected.part(sequence.clone(), 2 * hidden + head.start..2 * hidden + head.end);
-            for start in (0..queries.rows()).step_by(QUERY_ROWS) {
-                let rows = start..queries.rows().min(start + QUERY_ROWS);
-                let scores = scores.rows_part(0..rows.len());
-                // SAFETY: own scores; own rows or own columns of the context; queries, keys and values of own heads, or
-                // complete at the last meeting.
-                unsafe {
-                    multiply(scores, false, factor, queries.part(rows.clone(), head.clone()), keys.transposed());
-                    for row in 0..rows.len() {
-                        self.encoder.level.softmax(scores.row_mut(row));
-                    }
-                    multiply(context.part(rows, head.clone()), false, 1.0, scores, values);
+            let panels = self.panels(values);
+            for start in (0..queries.rows()).step_by(QUERIES) {
+                let rows = start..queries.rows().min(start + QUERIES);
+                let context = context.part(rows.clone(), head.clone());
+                self.attend_with_head(queries.part(rows, head.clone()), keys, panels.clone(), context);
+            }
+        }
+    }
+
+    /// A head's values as panels: where they lie, but for columns that fill no panel, which are copied.
+    fn panels(&self, values: Block) -> impl Iterator<Item = Block> + Clone {
+        let whole = values.columns() / PANEL * PANEL;
+        let rest = values.columns_part(whole..values.columns());
+        let copy = self.matrices.values[self.member.index].rows_part(0..values.rows());
+        if rest.columns() > 0 {
+            for row in 0..rest.rows() {
+                // SAFETY: own copy; the values are of own heads or were complete at the last meeting.
+                unsafe { copy.row_mut(row)[..rest.columns()].copy_from_slice(rest.row(row)) };
+            }
+        }
+        let in_place = (0..whole).step_by(PANEL).map(move |first| values.columns_part(first..first + PANEL));
+        in_place.chain((rest.columns() > 0).then_some(copy))
+    }
+
+    /// At most [`QUERIES`] queries of one head. Scores stand in columns, one per query, so that their exponentials and sums
+    /// need no adding across a register and the second product reads them as they lie.
+    fn attend_with_head(&self, queries: Block, keys: Block, values: impl Iterator<Item = Block>, context: Block) {
+        let (level, member) = (self.encoder.level, self.member.index);
+        let factor = 1.0 / (queries.columns() as f32).sqrt();
+        let panel = self.matrices.queries[member].rows_part(0..queries.columns());
+        let scores = self.matrices.scores[member].rows_part(0..keys.rows());
+        let mut factors = [0.0; QUERIES];
+        // SAFETY: own panel and scores; own rows or own columns of the context; queries, keys and values of own heads, or
+        // complete at the last meeting.
+        unsafe {
+            let columns = panel.floats_mut();
+            for query in 0..queries.rows() {
+                for (value, column) in queries.row(query).iter().zip(columns.chunks_exact_mut(QUERIES)) {
+                    column[query] = value * factor;
                 }
+            }
+            multiply_panel(level, scores, keys, panel);
+            level.softmax_columns(scores.floats_mut(), &mut factors);
+            let probabilities = scores.transposed().rows_part(0..queries.rows());
+            for (index, values) in values.enumerate() {
+                let columns = index * PANEL..context.columns().min((index + 1) * PANEL);
+                multiply_panel(level, context.columns_part(columns), probabilities, values);
+            }
+            for (query, factor) in factors.iter().enumerate().take(queries.rows()) {
+                level.scale(context.row_mut(query), *factor);
             }
         }
     }
@@ -673,20 +674,17 @@ impl<'a> Run<'a> {
         let Geometry { hidden, intermediate, .. } = self.encoder.geometry;
         let owner = if self.share == Share::Rows { self.member.index } else { 0 };
         let inner = self.matrices.inner[owner].rows_part(0..residual.rows());
-        let (columns, inner_columns) = (self.my_columns(hidden, 16), self.my_columns(intermediate, 16));
+        let (columns, inner_columns) = (self.my_columns(hidden, PANEL), self.my_columns(intermediate, PANEL));
 
         self.add_projection(residual, context, &layer.attention_output, columns.clone());
         self.settle()?;
         self.norm(residual, &layer.attention_norm);
         self.settle()?;
         let mine = inner.columns_part(inner_columns.clone());
-        // SAFETY: own inner, or own columns of it; the residual is own or was complete at the meeting.
-        unsafe {
-            multiply(mine, false, 1.0, residual, layer.intermediate.weight(inner_columns.clone()));
-            for row in 0..mine.rows() {
-                let bias = &layer.intermediate.bias.values()[inner_columns.clone()];
-                self.encoder.activate(mine.row_mut(row), bias);
-            }
+        self.project(inner, residual, &layer.intermediate, inner_columns);
+        for row in 0..mine.rows() {
+            // SAFETY: own inner, or own columns of it.
+            self.encoder.activate(unsafe { mine.row_mut(row) });
         }
         self.settle()?;
         self.add_projection(residual, inner, &layer.output, columns);
@@ -733,12 +731,12 @@ impl<'a> Run<'a> {
         let outputs = self.matrices.outputs.rows_part(rows.clone());
         if let Some(Classifier { dense, output }) = &self.encoder.classifier {
             let transformed = self.matrices.pooled_dense.rows_part(rows.clone());
-            self.project(transformed, pooled, dense, 0..dense.outputs());
+            self.project(transformed, pooled, dense, 0..dense.outputs);
             for row in 0..rows.len() {
                 // SAFETY: own row.
                 unsafe { transformed.row_mut(row) }.iter_mut().for_each(|value| *value = value.tanh());
             }
-            self.project(outputs, transformed, output, 0..output.outputs());
+            self.project(outputs, transformed, output, 0..output.outputs);
             return Ok(());
         }
         for row in 0..rows.len() {

@@ -14,12 +14,15 @@
 /// Floats per chunk: one AVX-512 register, two of AVX2.
 const WIDTH: usize = 16;
 
+/// Columns of the scores that [`Level::softmax_columns`] takes.
+pub(super) const QUERIES: usize = 32;
+
 /// Which instantiation runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Level(Instructions);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Instructions {
+pub(super) enum Instructions {
     Portable,
     #[cfg(target_arch = "x86_64")]
     Avx2,
@@ -49,6 +52,10 @@ impl Level {
         }
         levels.push(Level::PORTABLE);
         levels
+    }
+
+    pub(super) fn instructions(self) -> Instructions {
+        self.0
     }
 
     #[cfg(test)]
@@ -81,7 +88,7 @@ macro_rules! kernel {
             match self.0 {
                 Instructions::Portable => $body::<Separate>($($argument),*),
                 // SAFETY: a `Level` with these instructions exists only where `available` has detected them.
-                // JUSTIFICATION: against the portable level; see the table in `measured_gain`.
+                // JUSTIFICATION: GAIN
                 #[cfg(target_arch = "x86_64")]
                 Instructions::Avx2 => unsafe { avx2($($argument),*) },
                 // SAFETY: as above.
@@ -94,24 +101,25 @@ macro_rules! kernel {
 
 impl Level {
     kernel! {
-        /// `values[i] = gelu(values[i] + bias[i])`, the exact gelu to within rounding. Equal lengths.
-        gelu = gelu_row(values: &mut [f32], bias: &[f32])
+        /// `value = gelu(value)`, the exact gelu to within rounding.
+        gelu = gelu_row(values: &mut [f32])
     }
     kernel! {
-        /// `values[i] = gelu(values[i] + bias[i])` in the tanh approximation. Equal lengths.
-        gelu_tanh = gelu_tanh_row(values: &mut [f32], bias: &[f32])
+        /// `value = gelu(value)` in the tanh approximation.
+        gelu_tanh = gelu_tanh_row(values: &mut [f32])
     }
     kernel! {
-        /// `values[i] = max(values[i] + bias[i], 0)`. Equal lengths.
-        relu = relu_row(values: &mut [f32], bias: &[f32])
+        /// `value = max(value, 0)`
+        relu = relu_row(values: &mut [f32])
     }
     kernel! {
         /// `values[i] += other[i]`. Equal lengths.
         add = add_row(values: &mut [f32], other: &[f32])
     }
     kernel! {
-        /// `values[i] = exp(values[i] − max) / Σ exp(values − max)`
-        softmax = softmax_row(values: &mut [f32])
+        /// For each of the [`QUERIES`] columns of `scores` (rows of as many floats): `score = exp(score − max)`, the largest
+        /// of the column; and into `factors`, `1 / Σ` of the results.
+        softmax_columns = softmax_of_columns(scores: &mut [f32], factors: &mut [f32; QUERIES])
     }
     kernel! {
         /// `values = (values − mean) / √(variance + epsilon) · weight + bias`, the biased variance. Equal lengths.
@@ -244,62 +252,68 @@ fn gelu_tanh_one<A: Arithmetic>(x: f32) -> f32 {
 
 /// Applies `one` to every element, in whole chunks first so that they become vectors.
 #[inline(always)]
-fn map_with(values: &mut [f32], bias: &[f32], one: impl Fn(f32) -> f32) {
-    assert_eq!(values.len(), bias.len());
+fn map(values: &mut [f32], one: impl Fn(f32) -> f32) {
     let (chunks, rest) = values.as_chunks_mut::<WIDTH>();
-    let (bias_chunks, bias_rest) = bias.as_chunks::<WIDTH>();
-    for (chunk, bias) in chunks.iter_mut().zip(bias_chunks) {
+    for chunk in chunks {
         for lane in 0..WIDTH {
-            chunk[lane] = one(chunk[lane] + bias[lane]);
+            chunk[lane] = one(chunk[lane]);
         }
     }
-    for (value, bias) in rest.iter_mut().zip(bias_rest) {
-        *value = one(*value + bias);
+    for value in rest {
+        *value = one(*value);
     }
 }
 
 #[inline(always)]
-fn gelu_row<A: Arithmetic>(values: &mut [f32], bias: &[f32]) {
-    map_with(values, bias, gelu_one::<A>);
+fn gelu_row<A: Arithmetic>(values: &mut [f32]) {
+    map(values, gelu_one::<A>);
 }
 
 #[inline(always)]
-fn gelu_tanh_row<A: Arithmetic>(values: &mut [f32], bias: &[f32]) {
-    map_with(values, bias, gelu_tanh_one::<A>);
+fn gelu_tanh_row<A: Arithmetic>(values: &mut [f32]) {
+    map(values, gelu_tanh_one::<A>);
 }
 
 #[inline(always)]
-fn relu_row<A: Arithmetic>(values: &mut [f32], bias: &[f32]) {
+fn relu_row<A: Arithmetic>(values: &mut [f32]) {
     // Written so that a NaN stays one.
-    map_with(values, bias, |x| if x < 0.0 { 0.0 } else { x });
+    map(values, |x| if x < 0.0 { 0.0 } else { x });
 }
 
 #[inline(always)]
 fn add_row<A: Arithmetic>(values: &mut [f32], other: &[f32]) {
-    map_with(values, other, |x| x);
+    assert_eq!(values.len(), other.len());
+    let (chunks, rest) = values.as_chunks_mut::<WIDTH>();
+    let (other_chunks, other_rest) = other.as_chunks::<WIDTH>();
+    for (chunk, other) in chunks.iter_mut().zip(other_chunks) {
+        for lane in 0..WIDTH {
+            chunk[lane] += other[lane];
+        }
+    }
+    for (value, other) in rest.iter_mut().zip(other_rest) {
+        *value += other;
+    }
 }
 
 #[inline(always)]
 fn scale_row<A: Arithmetic>(values: &mut [f32], factor: f32) {
-    for value in values {
-        *value *= factor;
-    }
+    map(values, |value| value * factor);
 }
 
-/// Folds `WIDTH` accumulators pairwise, always in the same order.
+/// The sum of `WIDTH` totals, pairwise, always in the same order.
 #[inline(always)]
-fn fold(mut lanes: [f32; WIDTH], two: impl Fn(f32, f32) -> f32) -> f32 {
+fn fold(mut lanes: [f32; WIDTH]) -> f32 {
     let mut half = WIDTH / 2;
     while half > 0 {
         for lane in 0..half {
-            lanes[lane] = two(lanes[lane], lanes[lane + half]);
+            lanes[lane] += lanes[lane + half];
         }
         half /= 2;
     }
     lanes[0]
 }
 
-/// Σ one(value)
+/// `add` of each value to one of `WIDTH` totals that begin at zero, then the totals together.
 #[inline(always)]
 fn sum(values: &[f32], add: impl Fn(f32, f32) -> f32) -> f32 {
     let mut lanes = [0.0; WIDTH];
@@ -309,42 +323,48 @@ fn sum(values: &[f32], add: impl Fn(f32, f32) -> f32) -> f32 {
             lanes[lane] = add(chunk[lane], lanes[lane]);
         }
     }
-    for (lane, value) in rest.iter().enumerate() {
-        lanes[lane] = add(*value, lanes[lane]);
+    // Totals of their own: an index that is not constant would keep the array above out of registers.
+    let mut last = [0.0; WIDTH];
+    for (total, value) in last.iter_mut().zip(rest) {
+        *total = add(*value, 0.0);
     }
-    fold(lanes, |a, b| a + b)
+    for lane in 0..WIDTH {
+        lanes[lane] += last[lane];
+    }
+    fold(lanes)
 }
 
 #[inline(always)]
-fn softmax_row<A: Arithmetic>(values: &mut [f32]) {
-    let greater = |a: f32, b: f32| if a > b { a } else { b };
-    let mut lanes = [f32::NEG_INFINITY; WIDTH];
-    let (chunks, rest) = values.as_chunks::<WIDTH>();
-    for chunk in chunks {
-        for lane in 0..WIDTH {
-            lanes[lane] = greater(chunk[lane], lanes[lane]);
+fn softmax_of_columns<A: Arithmetic>(scores: &mut [f32], factors: &mut [f32; QUERIES]) {
+    const HALVES: usize = QUERIES / WIDTH;
+    let (chunks, rest) = scores.as_chunks_mut::<WIDTH>();
+    let (rows, odd) = chunks.as_chunks_mut::<HALVES>();
+    assert!(rest.is_empty() && odd.is_empty());
+    let mut max = [[f32::NEG_INFINITY; WIDTH]; HALVES];
+    for row in rows.iter() {
+        for half in 0..HALVES {
+            let scores = row[half];
+            for lane in 0..WIDTH {
+                max[half][lane] = if scores[lane] > max[half][lane] { scores[lane] } else { max[half][lane] };
+            }
         }
     }
-    for (lane, value) in rest.iter().enumerate() {
-        lanes[lane] = greater(*value, lanes[lane]);
-    }
-    let max = fold(lanes, greater);
-    let mut lanes = [0.0; WIDTH];
-    let (chunks, rest) = values.as_chunks_mut::<WIDTH>();
-    for chunk in chunks {
-        for lane in 0..WIDTH {
-            // The difference times zero carries a NaN through.
-            let difference = chunk[lane] - max;
-            chunk[lane] = exp::<A>(difference);
-            lanes[lane] += A::multiply_add(difference, 0.0, chunk[lane]);
+    let mut sums = [[0.0f32; WIDTH]; HALVES];
+    for row in rows.iter_mut() {
+        for half in 0..HALVES {
+            let mut scores = row[half];
+            for lane in 0..WIDTH {
+                let difference = scores[lane] - max[half][lane];
+                scores[lane] = exp::<A>(difference);
+                // The difference times zero carries a NaN through.
+                sums[half][lane] += A::multiply_add(difference, 0.0, scores[lane]);
+            }
+            row[half] = scores;
         }
     }
-    for (lane, value) in rest.iter_mut().enumerate() {
-        let difference = *value - max;
-        *value = exp::<A>(difference);
-        lanes[lane] += A::multiply_add(difference, 0.0, *value);
+    for (factor, sum) in factors.iter_mut().zip(sums.as_flattened()) {
+        *factor = 1.0 / sum;
     }
-    scale_row::<A>(values, 1.0 / fold(lanes, |a, b| a + b));
 }
 
 #[inline(always)]
@@ -444,41 +464,50 @@ mod tests {
     fn activations_equal_their_definitions() {
         for level in Level::available() {
             for row in rows() {
-                let bias: Vec<f32> = row.iter().rev().map(|x| x.clamp(-1.0, 1.0) * 0.25).collect();
-                let sums: Vec<f64> = row.iter().zip(&bias).map(|(x, b)| f64::from(x + b)).collect();
+                let exact: Vec<f64> = row.iter().map(|&x| f64::from(x)).collect();
                 let mut found = row.clone();
-                level.gelu(&mut found, &bias);
-                let expected: Vec<f64> = sums.iter().map(|x| x / 2.0 * erfc(-x / 2f64.sqrt())).collect();
+                level.gelu(&mut found);
+                let expected: Vec<f64> = exact.iter().map(|x| x / 2.0 * erfc(-x / 2f64.sqrt())).collect();
                 check("gelu", level, &found, &expected, 1e-7, 2e-7);
 
                 let mut found = row.clone();
-                level.gelu_tanh(&mut found, &bias);
+                level.gelu_tanh(&mut found);
                 let u = |x: f64| (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
-                let expected: Vec<f64> = sums.iter().map(|&x| x / (1.0 + (-2.0 * u(x)).exp())).collect();
+                let expected: Vec<f64> = exact.iter().map(|&x| x / (1.0 + (-2.0 * u(x)).exp())).collect();
                 check("gelu_tanh", level, &found, &expected, 1e-6, 1e-6);
 
                 let mut found = row.clone();
-                level.relu(&mut found, &bias);
-                let expected: Vec<f64> = sums.iter().map(|x| x.max(0.0)).collect();
+                level.relu(&mut found);
+                let expected: Vec<f64> = exact.iter().map(|x| x.max(0.0)).collect();
                 check("relu", level, &found, &expected, 0.0, 0.0);
 
                 let mut found = row.clone();
-                level.add(&mut found, &bias);
-                check("add", level, &found, &sums, 0.0, 0.0);
+                let other: Vec<f32> = row.iter().rev().map(|x| x.sin()).collect();
+                level.add(&mut found, &other);
+                let expected: Vec<f64> = row.iter().zip(&other).map(|(x, y)| f64::from(x + y)).collect();
+                check("add", level, &found, &expected, 0.0, 0.0);
             }
         }
+    }
+
+    /// The row as one column of scores among others; what the level makes of it.
+    fn softmax_of(level: Level, row: &[f32], column: usize) -> Vec<f32> {
+        let mut scores: Vec<f32> = (0..row.len() * QUERIES).map(|index| (index % 13) as f32 - 6.0).collect();
+        (0..row.len()).for_each(|index| scores[index * QUERIES + column] = row[index]);
+        let mut factors = [0.0; QUERIES];
+        level.softmax_columns(&mut scores, &mut factors);
+        (0..row.len()).map(|index| scores[index * QUERIES + column] * factors[column]).collect()
     }
 
     #[test]
     fn softmax_equals_its_definition() {
         for level in Level::available() {
-            for row in rows() {
+            for (number, row) in rows().iter().enumerate() {
                 let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 let powers: Vec<f64> = row.iter().map(|x| f64::from(x - max).max(-87.0).exp()).collect();
                 let total: f64 = powers.iter().sum();
                 let expected: Vec<f64> = powers.iter().map(|power| power / total).collect();
-                let mut found = row.clone();
-                level.softmax(&mut found);
+                let found = softmax_of(level, row, number % QUERIES);
                 check("softmax", level, &found, &expected, 1e-12, if level == Level::PORTABLE { 2e-5 } else { 1e-6 });
             }
         }
@@ -520,9 +549,9 @@ mod tests {
         };
         for row in rows() {
             let run = |level: &Level| {
-                let (mut gelu, mut softmax, mut norm) = (row.clone(), row.clone(), row.clone());
-                level.gelu(&mut gelu, &row);
-                level.softmax(&mut softmax);
+                let (mut gelu, mut norm) = (row.clone(), row.clone());
+                level.gelu(&mut gelu);
+                let softmax = softmax_of(*level, &row, 7);
                 level.layer_norm(&mut norm, &row, &row, 1e-12);
                 [gelu, softmax, norm].concat().iter().map(|x| x.to_bits()).collect::<Vec<u32>>()
             };
@@ -542,13 +571,12 @@ mod tests {
                     row[length - 1] = bad;
                     let zeros = vec![0.0; length];
                     let mut values = row.clone();
-                    level.gelu(&mut values, &zeros);
+                    level.gelu(&mut values);
                     assert!(!values[length - 1].is_finite(), "gelu on {}", level.name());
                     let mut values = row.clone();
-                    level.relu(&mut values, &zeros);
+                    level.relu(&mut values);
                     assert!(!values[length - 1].is_finite(), "relu on {}", level.name());
-                    let mut values = row.clone();
-                    level.softmax(&mut values);
+                    let values = softmax_of(level, &row, 20);
                     assert!(values.iter().any(|value| !value.is_finite()), "softmax on {}", level.name());
                     let mut values = row.clone();
                     level.layer_norm(&mut values, &zeros, &zeros, 1e-5);

@@ -4,8 +4,8 @@
 //! strides, copied freely, which any member of a team may hold. Making a block is checked and safe; reading or writing
 //! through it is `unsafe`, because only the encoder's schedule knows that no other member has the same rectangle.
 //!
-//! Invariant: a block never reaches beyond the store that it was made from, and [`multiply`] checks that its three blocks
-//! fit one another. What remains to the caller is time (the store is alive) and exclusion (nobody else writes there).
+//! Invariant: a block never reaches beyond the store that it was made from. What remains to whoever uses it is time (the store
+//! is alive) and exclusion (nobody else writes there).
 
 #![allow(unsafe_code)] // disjoint rectangles of one matrix, written by different threads
 
@@ -78,6 +78,10 @@ impl Block {
         self.rows
     }
 
+    pub fn columns(self) -> usize {
+        self.columns
+    }
+
     /// The rectangle of these rows and columns.
     ///
     /// # Panics
@@ -108,6 +112,11 @@ impl Block {
         }
     }
 
+    /// The first float, and the strides of rows and columns.
+    pub fn layout(self) -> (*mut f32, usize, usize) {
+        (self.start, self.row_stride, self.column_stride)
+    }
+
     /// One row, to write.
     ///
     /// # Safety
@@ -118,6 +127,16 @@ impl Block {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.row_stride), self.columns) }
     }
 
+    /// All rows as one slice, to write: of a block that has whole rows of its store.
+    ///
+    /// # Safety
+    /// The store is alive, and nobody else reads or writes the block's floats while the result lives.
+    pub unsafe fn floats_mut<'a>(self) -> &'a mut [f32] {
+        assert!(self.row_stride == self.columns && self.column_stride == 1);
+        // SAFETY: inside the store by the module's invariant; alive and exclusive by the caller's word.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.rows * self.columns) }
+    }
+
     /// One row, to read.
     ///
     /// # Safety
@@ -126,40 +145,6 @@ impl Block {
         assert!(row < self.rows && self.column_stride == 1);
         // SAFETY: inside the store by the module's invariant and the line above; alive and unwritten by the caller's word.
         unsafe { std::slice::from_raw_parts(self.start.add(row * self.row_stride), self.columns) }
-    }
-}
-
-/// `target = factor · left · right`, plus what `target` holds if `accumulate`.
-///
-/// # Safety
-/// The stores are alive; nobody else reads or writes `target`, and nobody writes `left` or `right`, during the call.
-pub(super) unsafe fn multiply(target: Block, accumulate: bool, factor: f32, left: Block, right: Block) {
-    assert!(target.rows == left.rows && target.columns == right.columns && left.columns == right.rows);
-    // SAFETY: the three rectangles lie in their stores by the module's invariant, their sizes match by the line above, and
-    // the caller vouches for life and exclusion. Strides are far below isize::MAX, as the stores fit in memory.
-    // JUSTIFICATION: `gemm` has no safe interface; a plain triple loop takes about 30 times as long.
-    unsafe {
-        gemm::gemm(
-            target.rows,
-            target.columns,
-            left.columns,
-            target.start,
-            target.column_stride as isize,
-            target.row_stride as isize,
-            accumulate,
-            left.start,
-            left.column_stride as isize,
-            left.row_stride as isize,
-            right.start,
-            right.column_stride as isize,
-            right.row_stride as isize,
-            1.0,
-            factor,
-            false,
-            false,
-            false,
-            gemm::Parallelism::None,
-        );
     }
 }
 
@@ -182,36 +167,5 @@ mod tests {
             assert!(std::panic::catch_unwind(|| block.part(rows, columns)).is_err());
         }
         assert_eq!(block.part(6..6, 10..10).rows(), 0);
-    }
-
-    #[test]
-    fn products_of_parts_and_transposes_equal_the_definition() {
-        let number = |index: usize| ((index * 37 % 101) as f32 - 50.0) / 50.0;
-        let (mut left, mut right, mut target) =
-            (Store::zeroed(20 * 30), Store::zeroed(25 * 30), Store::zeroed(20 * 40));
-        left.values_mut().iter_mut().enumerate().for_each(|(index, value)| *value = number(index));
-        right.values_mut().iter_mut().enumerate().for_each(|(index, value)| *value = number(index + 5));
-        target.values_mut().fill(2.0);
-        let (rows, inner, columns) = (3..17, 2..29, 4..23);
-        let block = target.block(40);
-        // SAFETY: three stores of this function, one thread.
-        unsafe {
-            multiply(
-                block.part(rows.clone(), columns.clone()),
-                true,
-                0.5,
-                left.block(30).part(rows.clone(), inner.clone()),
-                right.block(30).part(columns.clone(), inner.clone()).transposed(),
-            );
-        }
-        for row in 0..20 {
-            for column in 0..40 {
-                let sum: f32 = inner.clone().map(|k| number(row * 30 + k) * number(column * 30 + k + 5)).sum();
-                let inside = rows.contains(&row) && columns.contains(&column);
-                let expected = if inside { 2.0 + 0.5 * sum } else { 2.0 };
-                let found = target.values()[row * 40 + column];
-                assert!((found - expected).abs() < 1e-5, "{row}, {column}: {found} for {expected}");
-            }
-        }
     }
 }
