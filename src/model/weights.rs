@@ -1,7 +1,7 @@
 //! The tensors of a model folder, found where they lie in memory-mapped files.
 //!
 //! Reads safetensors and PyTorch archives (`pytorch_model.bin` since PyTorch 1.6), each as one file or as shards with an
-//! index. Of PyTorch's pickle only what a state dict needs is understood ([`pickle`]); nothing in a file is ever executed.
+//! index. Of PyTorch's pickle only what a state dict needs is understood (`pickle`); nothing in a file is ever executed.
 //!
 //! Invariant: after [`Weights::open`] every listed tensor lies wholly inside its file, so [`Weights::get`] can neither fail
 //! nor read out of bounds. Bad bytes give a [`LoadError`] that names the file and, where there is one, the tensor; they

@@ -2,11 +2,11 @@
 //!
 //! Owns every connection's bytes, every job's slot and the pools of all that travels. It computes nothing that takes long:
 //! bodies go to workers, sequences to devices, large answers back to workers; what it encodes itself is at most
-//! [`SMALL_ANSWER_BYTES`].
+//! `SMALL_ANSWER_BYTES`.
 //!
 //! Invariants: a connection leaves a turn having read less than it offered room for (then the next byte is a new edge), or
 //! on the `again` list, or paused until its answer is queued. Answers are written once per turn. At most
-//! [`TURN_BYTES_MAX`] per connection and turn. After start nothing here allocates. A job is answered exactly once: when its
+//! `TURN_BYTES_MAX` per connection and turn. After start nothing here allocates. A job is answered exactly once: when its
 //! body and its last piece are home, or at its first failure; then its slot's generation ends, and whatever of it is still
 //! on its way is only put away when it arrives.
 //!
