@@ -287,12 +287,14 @@ impl Buffers {
         }
     }
 
-    /// Moves the contents of `buffer` to one of at least `bytes` capacity. `false`: there is none, nothing has changed.
+    /// Moves the contents of `buffer` to one of at least `bytes` capacity, and of half as much again as it had if there is
+    /// one: bytes that come one by one must not be copied one by one. `false`: there is none, nothing has changed.
     pub fn grow(&mut self, buffer: &mut Buffer, bytes: usize) -> bool {
         if buffer.capacity() >= bytes {
             return true;
         }
-        let Some(mut larger) = self.take(bytes) else { return false };
+        let generous = bytes.max(buffer.capacity() + buffer.capacity() / 2);
+        let Some(mut larger) = self.take(generous).or_else(|| self.take(bytes)) else { return false };
         larger.extend_from_slice(buffer);
         self.put(std::mem::replace(buffer, larger));
         true
@@ -346,6 +348,21 @@ mod tests {
         assert_eq!(buffers.out(), 1);
         assert!(!buffers.grow(&mut buffer, 1 << 30));
         assert_eq!(buffer, b"hello");
+    }
+
+    #[test]
+    fn growing_byte_by_byte_copies_a_few_times_only() {
+        let mut buffers = Buffers::new(64 << 20);
+        let mut buffer = Buffer::new();
+        let mut moves = 0;
+        for bytes in 1..6 << 20 {
+            let before = buffer.capacity();
+            assert!(buffers.grow(&mut buffer, bytes));
+            moves += usize::from(buffer.capacity() != before);
+        }
+        assert!(moves <= 12, "{moves} moves for 6 MiB");
+        buffers.put(buffer);
+        assert_eq!(buffers.out(), 0);
     }
 
     #[test]

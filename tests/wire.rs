@@ -78,6 +78,22 @@ fn a_large_body_needs_no_content_length_to_be_believed() {
 }
 
 #[test]
+fn a_chunked_body_of_megabytes_is_read_in_linear_time() {
+    let server = server();
+    let mut body = EMBED.as_bytes().to_vec();
+    body.resize(4_000_000, b' ');
+    let start = Instant::now();
+    let mut client = server.connect();
+    client.send(b"POST /infer/embed HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n");
+    client.send(format!("{:x}\r\n", body.len()).as_bytes());
+    client.send(&body);
+    client.send(b"\r\n0\r\n\r\n");
+    assert_eq!(client.answer().status, 200);
+    // Milliseconds if every byte is moved a few times; minutes if it is moved for each read.
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+}
+
+#[test]
 fn expect_continue_is_met_before_the_body() {
     let server = server();
     let mut client = server.connect();
