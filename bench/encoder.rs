@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! ORT_DYLIB_PATH=/path/to/libonnxruntime.so \
-//!     cargo bench --bench encoder --features onnxruntime -- MODEL_FOLDER MODEL.onnx [THREADS …] [--only NAME]
+//!     cargo bench --bench encoder -- MODEL_FOLDER MODEL.onnx [THREADS …] [--only NAME]
 //! ```
 //!
 //! The folder and the .onnx hold the same embedding model; the latter takes `input_ids`, `attention_mask` and perhaps

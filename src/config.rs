@@ -1,11 +1,112 @@
 //! Every number of the server, from YAML, environment and flags (the later wins).
 //!
+//! `table` lists every key once: its place in the file, its variable, its flag, its bounds and its documentation come from
+//! there, and `configs/config.yaml` is printed from it. `tree` reads YAML with its line numbers, `models` the three sections
+//! of models, `check` sets numbers against one another. All problems of a configuration are reported together.
+//!
 //! Invariant: all `*_max` are derived once, here, and checked against one another; a bad key names file, line and the
-//! nearest right key. Nothing else in the crate reads the environment or holds a default.
+//! nearest right key. Nothing else in the crate holds a default or reads the environment (the model hub's own variables
+//! aside, see `model::fetch`).
 
-use std::path::PathBuf;
+mod check;
+mod models;
+mod read;
+mod table;
+mod tree;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
 use crate::model::{Pooling, Task};
+use read::{Origin, Reader};
+
+pub use check::{Memory, WIDTH_ASSUMED};
+pub use table::{Key, TABLE, reference};
+
+/// One thing that is wrong with a configuration, and where: `configs/config.yaml:14`, `REACTRT_SERVER_PORT`, `--port`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    pub place: String,
+    pub message: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}: {}", self.place, self.message)
+    }
+}
+
+/// Everything that is wrong with a configuration: the file's problems by line, then those of variables, flags, and of
+/// numbers that clash. Never empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problems(pub Vec<Problem>);
+
+impl fmt::Display for Problems {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, problem) in self.0.iter().enumerate() {
+            let separator = if index == 0 { "" } else { "\n" };
+            write!(formatter, "{separator}{problem}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Problems {}
+
+/// What goes over the file: `REACTRT_*` variables, then flags.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Overrides {
+    /// Names and values; names without our prefix are skipped.
+    pub environment: Vec<(String, String)>,
+    /// Keys as [`Key::path`] writes them, and values.
+    pub flags: Vec<(String, String)>,
+}
+
+impl Overrides {
+    /// The process's environment and the given flags.
+    pub fn with_flags(flags: Vec<(String, String)>) -> Overrides {
+        let text = |part: std::ffi::OsString| part.to_string_lossy().into_owned();
+        let environment = std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect();
+        Overrides { environment, flags }
+    }
+}
+
+/// Files beyond this are refused: a configuration of a thousand models has 300 kB.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Reads and checks a configuration file.
+///
+/// # Errors
+/// All problems at once. An unreadable file or broken YAML is a single one.
+pub fn load(file: &Path, overrides: &Overrides) -> Result<Settings, Problems> {
+    let place = file.display().to_string();
+    let refuse = |message: String| Problems(vec![Problem { place: place.clone(), message }]);
+    let source = std::fs::File::open(file).map_err(|error| refuse(format!("cannot be read: {error}")))?;
+    let mut bytes = Vec::new();
+    source
+        .take(FILE_BYTES_MAX + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|error| refuse(format!("cannot be read: {error}")))?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(refuse(format!("is larger than {FILE_BYTES_MAX} bytes, which no configuration is")));
+    }
+    let text = String::from_utf8(bytes).map_err(|_| refuse("is not UTF-8 text".to_owned()))?;
+    parse(&place, &text, overrides)
+}
+
+/// Checks a configuration given as text; `file` is its name in messages.
+pub fn parse(file: &str, text: &str, overrides: &Overrides) -> Result<Settings, Problems> {
+    let mut reader = Reader::new(file, Settings::default());
+    match tree::parse(text) {
+        Ok(root) => reader.read_file(&root),
+        Err((line, message)) => reader.problem(Origin::File { line }, format!("not valid YAML: {message}")),
+    }
+    reader.read_environment(&overrides.environment);
+    reader.read_flags(&overrides.flags);
+    reader.finish()
+}
 
 /// Everything `serve` needs to know, complete and checked.
 #[derive(Clone, Debug, PartialEq)]
@@ -130,6 +231,77 @@ pub struct Sim {
     pub packed: bool,
 }
 
+impl Settings {
+    /// The defaults on a machine of so many cores.
+    pub fn defaults(cores: usize) -> Settings {
+        let mut settings = Settings {
+            server: Server { host: "127.0.0.1".to_owned(), port: 8887 },
+            batching: Batching {
+                linger_us: 0,
+                sequences_max: None,
+                tokens_max: None,
+                queue_tokens_max: 1 << 20,
+                age_us_max: 50_000,
+            },
+            limits: Limits {
+                connections_max: 16_384,
+                jobs_max: 4_096,
+                pieces_max: 1_024,
+                piece_sequences_max: 16,
+                head_bytes_max: 16 << 10,
+                body_bytes_max: 4 << 20,
+                texts_max: 2_048,
+                text_bytes_max: 1 << 20,
+                json_values_max: 320_000,
+                // 2,048 vectors of 1,024 values take 26 MB as text.
+                answer_bytes_max: 32 << 20,
+                memory_bytes_max: 256_000_000,
+            },
+            deadlines: Deadlines {
+                head_ms: 10_000,
+                body_ms: 30_000,
+                write_ms: 30_000,
+                // Longer than the 60 s after which common proxies close, so that they close first.
+                idle_ms: 75_000,
+                drain_ms: 10_000,
+            },
+            threads: Threads { workers: 1, spin_us: 0, pin: Pin::Auto },
+            devices: Devices::Auto,
+            cpu: Cpu { lanes: 1, threads_per_lane: 1, tokens_max: 2_048 },
+            sim: Sim { seed: 1, lanes: 2, base_us: 200, us_per_1k_tokens: 50, fault_rate: 0.0, packed: true },
+            engines: PathBuf::from("engines"),
+            models: Vec::new(),
+        };
+        settings.derive(cores, &BTreeMap::new());
+        settings
+    }
+
+    /// Fills what was not `given` from the machine and from the other numbers.
+    fn derive(&mut self, cores: usize, given: &BTreeMap<&'static str, Origin>) {
+        if !given.contains_key("threads.workers") {
+            // Eight workers tokenize faster than any device of ours executes.
+            self.threads.workers = (cores / 4).clamp(1, 8);
+        }
+        if !given.contains_key("cpu.lanes") {
+            self.cpu.lanes = cores.clamp(1, 2);
+        }
+        if !given.contains_key("cpu.threads_per_lane") {
+            self.cpu.threads_per_lane = (cores / self.cpu.lanes.max(1)).max(1);
+        }
+    }
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings::defaults(cores())
+    }
+}
+
+/// Cores that this process may use, by affinity and the control group's quota.
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get())
+}
+
 /// One model's entry. `None`: as the model's own files say.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelSettings {
@@ -150,4 +322,25 @@ pub struct ModelSettings {
     pub default_prompt: Option<String>,
     /// Where the entry stands, for messages: `configs/config.yaml:12`.
     pub place: String,
+}
+
+impl ModelSettings {
+    /// An entry that says nothing but where the model is.
+    pub fn new(task: Task, name: &str, model_path: &str, place: &str) -> ModelSettings {
+        ModelSettings {
+            task,
+            name: name.to_owned(),
+            model_path: model_path.to_owned(),
+            tokenizer_path: None,
+            reuse_dynamic_buffer: true,
+            cuda_graph_list: Vec::new(),
+            pooling: None,
+            normalize: None,
+            max_length: None,
+            labels: None,
+            prompts: None,
+            default_prompt: None,
+            place: place.to_owned(),
+        }
+    }
 }

@@ -89,8 +89,9 @@ pub struct PieceBounds {
 pub struct Piece {
     pub job: JobKey,
     pub model: ModelKey,
-    /// Index within the job of this piece's first sequence.
+    /// Index within the job of this piece's first sequence, and how many sequences the job has.
     pub first: u32,
+    pub items: u32,
     pub ids: Vec<u32>,
     pub types: Vec<u8>,
     pub ends: Vec<u32>,
@@ -138,5 +139,235 @@ impl Piece {
         self.outputs.clear();
         self.fault = None;
         (self.first, self.arrived_ns, self.queued_ns, self.started_ns, self.done_ns) = (0, 0, 0, 0, 0);
+    }
+}
+
+/// Bytes in memory: a vector whose capacity is one of the pool's classes and never grows.
+pub type Buffer = Vec<u8>;
+
+/// What a [`Body`] is sent to a worker for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Errand {
+    /// Parse the request, cut it into pieces, come home.
+    Cut,
+    /// Encode the answer from `values` into `answer`, come home.
+    Encode,
+}
+
+/// A request on its way between the reactor and a worker: its bytes, and empty pieces to fill.
+#[derive(Debug)]
+pub struct Body {
+    pub job: JobKey,
+    pub errand: Errand,
+    pub route: Route,
+    /// The request's bytes, head included.
+    pub bytes: Buffer,
+    /// Where in `bytes` the body lies.
+    pub body: Range<u32>,
+    /// Empty pieces lent to the worker. What it does not fill comes home in here.
+    pub pieces: Vec<Box<Piece>>,
+    /// What was asked for, once parsed.
+    pub outline: Option<Outline>,
+    pub verdict: Result<(), Reject>,
+    /// Texts that were cut to the model's length, and all tokens sent to the device.
+    pub truncated: u32,
+    pub tokens: u64,
+    /// `items × width` f32, little-endian, in input order.
+    pub values: Buffer,
+    /// The encoded answer, behind [`HEADROOM`] bytes for its head.
+    pub answer: Buffer,
+    pub device_ns: u64,
+    /// When the body was complete, in the server's clock.
+    pub arrived_ns: u64,
+    pub parse_ns: u64,
+    pub tokenize_ns: u64,
+    pub encode_ns: u64,
+}
+
+/// Bytes kept free before an encoded answer, so that its head can be written in front of it.
+pub const HEADROOM: usize = 768;
+
+impl Body {
+    pub fn new(pieces_max: usize) -> Body {
+        Body {
+            job: JobKey::default(),
+            errand: Errand::Cut,
+            route: Route::Embeddings,
+            bytes: Buffer::new(),
+            body: 0..0,
+            pieces: Vec::with_capacity(pieces_max),
+            outline: None,
+            verdict: Ok(()),
+            truncated: 0,
+            tokens: 0,
+            values: Buffer::new(),
+            answer: Buffer::new(),
+            device_ns: 0,
+            arrived_ns: 0,
+            parse_ns: 0,
+            tokenize_ns: 0,
+            encode_ns: 0,
+        }
+    }
+
+    /// The body's bytes.
+    pub fn content(&self) -> &[u8] {
+        &self.bytes[self.body.start as usize..self.body.end as usize]
+    }
+}
+
+/// What travels from the reactor to a worker.
+#[derive(Debug)]
+pub enum ToWorker {
+    Body(Box<Body>),
+    /// An empty piece for a job that is still being cut.
+    Supply(JobKey, Box<Piece>),
+}
+
+/// What comes home to the reactor.
+#[derive(Debug)]
+pub enum ToReactor {
+    Body(Box<Body>),
+    Piece(Box<Piece>),
+}
+
+/// The sizes of pooled buffers, in bytes. Larger ones are allocated one by one within a budget and freed again.
+const CLASSES: [usize; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
+
+/// The bounded pool of byte buffers. Its memory is reserved at start and becomes resident as it is first used.
+#[derive(Debug)]
+pub struct Buffers {
+    free: [Vec<Buffer>; CLASSES.len()],
+    large_bytes_free: usize,
+    /// Buffers taken and not yet put back.
+    out: usize,
+}
+
+impl Buffers {
+    /// A pool of about `bytes_max` bytes: an eighth for each class, the rest for single larger buffers.
+    pub fn new(bytes_max: usize) -> Buffers {
+        let share = bytes_max / 8;
+        let free = CLASSES.map(|class| (0..(share / class).max(1)).map(|_| Buffer::with_capacity(class)).collect());
+        Buffers { free, large_bytes_free: bytes_max - share * CLASSES.len(), out: 0 }
+    }
+
+    /// An empty buffer of at least `bytes` capacity: of the smallest class that has one free, else a large one within
+    /// the budget, else `None`.
+    pub fn take(&mut self, bytes: usize) -> Option<Buffer> {
+        for (class, free) in CLASSES.iter().zip(&mut self.free) {
+            if *class >= bytes
+                && let Some(buffer) = free.pop()
+            {
+                self.out += 1;
+                return Some(buffer);
+            }
+        }
+        if bytes <= CLASSES[CLASSES.len() - 1] {
+            return None;
+        }
+        self.large_bytes_free = self.large_bytes_free.checked_sub(bytes)?;
+        let buffer = Buffer::with_capacity(bytes);
+        // The budget is given back by capacity, which the allocator may have rounded up.
+        let surplus = buffer.capacity() - bytes;
+        self.large_bytes_free = self.large_bytes_free.saturating_sub(surplus);
+        self.out += 1;
+        Some(buffer)
+    }
+
+    /// Takes a buffer back. One that never came from here (capacity 0) is dropped.
+    pub fn put(&mut self, mut buffer: Buffer) {
+        if buffer.capacity() == 0 {
+            return;
+        }
+        self.out -= 1;
+        buffer.clear();
+        match CLASSES.iter().position(|class| *class == buffer.capacity()) {
+            Some(class) => self.free[class].push(buffer),
+            None => self.large_bytes_free += buffer.capacity(),
+        }
+    }
+
+    /// Moves the contents of `buffer` to one of at least `bytes` capacity. `false`: there is none, nothing has changed.
+    pub fn grow(&mut self, buffer: &mut Buffer, bytes: usize) -> bool {
+        if buffer.capacity() >= bytes {
+            return true;
+        }
+        let Some(mut larger) = self.take(bytes) else { return false };
+        larger.extend_from_slice(buffer);
+        self.put(std::mem::replace(buffer, larger));
+        true
+    }
+
+    pub fn out(&self) -> usize {
+        self.out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_comes_from_the_smallest_class_that_has_one() {
+        let mut buffers = Buffers::new(8 << 20);
+        let small = buffers.take(100).unwrap();
+        assert_eq!(small.capacity(), 4096);
+        let medium = buffers.take(4097).unwrap();
+        assert_eq!(medium.capacity(), 16 << 10);
+        assert_eq!(buffers.out(), 2);
+        buffers.put(small);
+        buffers.put(medium);
+        assert_eq!(buffers.out(), 0);
+    }
+
+    #[test]
+    fn the_pool_ends_and_comes_back() {
+        let mut buffers = Buffers::new(8 << 20);
+        let mut taken = Vec::new();
+        while let Some(buffer) = buffers.take(1 << 20) {
+            taken.push(buffer);
+        }
+        assert_eq!(taken.len(), 1, "one of 1 MiB in an eighth of 8 MiB");
+        let large = buffers.take(2 << 20).expect("the rest is for large ones");
+        assert!(buffers.take(2 << 20).is_none(), "3 MiB less 2 MiB are left");
+        buffers.put(large);
+        buffers.put(taken.pop().unwrap());
+        assert!(buffers.take(2 << 20).is_some());
+    }
+
+    #[test]
+    fn growing_keeps_the_contents() {
+        let mut buffers = Buffers::new(8 << 20);
+        let mut buffer = buffers.take(10).unwrap();
+        buffer.extend_from_slice(b"hello");
+        assert!(buffers.grow(&mut buffer, 100_000));
+        assert_eq!(buffer, b"hello");
+        assert_eq!(buffer.capacity(), 256 << 10);
+        assert_eq!(buffers.out(), 1);
+        assert!(!buffers.grow(&mut buffer, 1 << 30));
+        assert_eq!(buffer, b"hello");
+    }
+
+    #[test]
+    fn an_ended_job_is_dead_and_its_slot_lives_on() {
+        let generations = Generations::new(2);
+        let job = generations.key(1);
+        assert!(generations.is_live(job));
+        generations.end(1);
+        assert!(!generations.is_live(job));
+        assert!(generations.is_live(generations.key(1)));
+    }
+
+    #[test]
+    fn a_piece_knows_where_its_sequences_lie() {
+        let bounds = PieceBounds { sequences_max: 4, tokens_max: 16 };
+        let mut piece = Piece::with_bounds(bounds, 8);
+        piece.ids.extend([1, 2, 3, 4, 5]);
+        piece.types.extend([0; 5]);
+        piece.ends.extend([2, 5]);
+        assert_eq!((piece.sequences(), piece.range(0), piece.range(1), piece.length(1)), (2, 0..2, 2..5, 3));
+        let capacity = piece.ids.capacity();
+        piece.clear();
+        assert_eq!((piece.sequences(), piece.ids.capacity()), (0, capacity));
     }
 }

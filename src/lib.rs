@@ -21,6 +21,7 @@
 //! never blocks plus a thin shell (in `serve`) that decides how to wait.
 
 pub mod config;
+pub mod demo;
 pub mod serve;
 
 pub mod reactor;
@@ -29,6 +30,7 @@ pub mod http;
 
 pub mod api;
 
+pub mod clock;
 pub mod job;
 pub mod ring;
 

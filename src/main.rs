@@ -1,1 +1,390 @@
-fn main() {}
+//! The command line: argv becomes one command, and its outcome an exit code.
+//!
+//! Nothing is decided here that a library function could decide. Flags for settings are made from `config`'s table, so that
+//! each has its documentation and its default from there. Exit codes: 0 done, 1 something failed at run time, 2 the command
+//! line or the configuration is wrong. Problems go to the error stream in one block.
+
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{ArgMatches, Args, Parser, Subcommand, ValueEnum};
+
+use reactrt::config::{self, Key, ModelSettings, Overrides, Settings, TABLE};
+use reactrt::device::Layout;
+use reactrt::model::Task;
+use reactrt::model::convert::{self, Dtype};
+use reactrt::model::fetch::{self, Origin, Wanted};
+use reactrt::{demo, serve};
+
+/// A low-latency HTTP server for embedding, reranker and NLI models.
+#[derive(Parser)]
+#[command(version, args_conflicts_with_subcommands = true, after_help = SERVE_EXAMPLE)]
+struct CommandLine {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    serve: Serve,
+}
+
+const SERVE_EXAMPLE: &str = "Example: reactrt serve --config configs/config.yaml --port 8887\n\
+    Without a command, `serve` is meant. `--help` lists a flag for every key of the configuration.";
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve the models of a configuration file
+    #[command(after_help = SERVE_EXAMPLE)]
+    Serve(Serve),
+    /// Fetch three small models and serve them: nothing to install or to configure
+    #[command(after_help = "Example: reactrt demo --port 9000")]
+    Demo(Demo),
+    /// Turn a model folder into an ONNX file
+    #[command(after_help = "Example: reactrt convert --task embedding --model sentence-transformers/all-MiniLM-L6-v2 \
+                            --output minilm.onnx --dtype fp16 --layout packed")]
+    Convert(Convert),
+    /// Say what a configuration file would serve, or everything that is wrong with it
+    #[command(after_help = "Example: reactrt check configs/config.yaml")]
+    Check(Check),
+}
+
+#[derive(Args)]
+struct Serve {
+    /// The configuration file
+    #[arg(long, value_name = "FILE", default_value = CONFIG, env = "REACTRT_CONFIG")]
+    config: PathBuf,
+    #[command(flatten)]
+    settings: SettingFlags,
+}
+
+const CONFIG: &str = "configs/config.yaml";
+
+#[derive(Args)]
+struct Demo {
+    /// Ask the network again for models that an earlier start could not fetch
+    #[arg(long)]
+    fetch: bool,
+    #[command(flatten)]
+    settings: SettingFlags,
+}
+
+#[derive(Args)]
+struct Check {
+    /// The configuration file
+    #[arg(default_value = CONFIG, env = "REACTRT_CONFIG")]
+    file: PathBuf,
+    /// Print the documented configuration file with every key at its default
+    #[arg(long)]
+    defaults: bool,
+    #[command(flatten)]
+    settings: SettingFlags,
+}
+
+#[derive(Args)]
+struct Convert {
+    /// The model folder, or its name on the model hub
+    #[arg(long, alias = "model_path", alias = "model-path", value_name = "FOLDER|NAME")]
+    model: String,
+    /// A folder, a tokenizer.json, or a name on the hub, where the tokenizer is not in the model's folder
+    #[arg(long, alias = "tokenizer_path", alias = "tokenizer-path", value_name = "PATH|NAME")]
+    tokenizer: Option<String>,
+    /// The file to write
+    #[arg(long, alias = "output_path", alias = "output-path", value_name = "FILE.onnx")]
+    output: PathBuf,
+    /// What the model is for; by default as its config.json says
+    #[arg(long)]
+    task: Option<TaskWord>,
+    /// Precision of weights and matrix products
+    #[arg(long, default_value = "fp32")]
+    dtype: DtypeWord,
+    /// One text per row, or any number of them
+    #[arg(long, default_value = "padded")]
+    layout: LayoutWord,
+    /// Version of the ONNX operator set
+    #[arg(long, default_value_t = convert::OPSET_DEFAULT)]
+    opset: u32,
+    /// Tokens of one text at most; by default as the model says
+    #[arg(long, alias = "max_length", value_name = "TOKENS")]
+    max_length: Option<usize>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum TaskWord {
+    Embedding,
+    #[value(alias = "reranker", alias = "rerank")]
+    Reranking,
+    #[value(alias = "classification")]
+    Nli,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum DtypeWord {
+    Fp32,
+    Fp16,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum LayoutWord {
+    Padded,
+    Packed,
+}
+
+/// One flag for each key of [`TABLE`]; what was given, as [`Overrides::flags`] takes it.
+struct SettingFlags(Vec<(String, String)>);
+
+impl Args for SettingFlags {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        let keys = TABLE.iter().filter(|key| key.stands_for.is_none());
+        command.args(keys.map(|key| {
+            let seldom = !matches!(key.path, "server.host" | "server.port" | "devices");
+            clap::Arg::new(key.path)
+                .long(key.flag())
+                .alias(key.flag_with_section())
+                .value_name("VALUE")
+                .help(format!("{} [default: {}] [env: {}]", key.doc, key.default_text(), key.variable()))
+                .help_heading("Settings, over the file")
+                .hide_short_help(seldom)
+        }))
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        SettingFlags::augment_args(command)
+    }
+}
+
+impl clap::FromArgMatches for SettingFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<SettingFlags, clap::Error> {
+        let given = |key: &Key| matches.get_one::<String>(key.path).cloned();
+        let keys = TABLE.iter().filter(|key| key.stands_for.is_none());
+        Ok(SettingFlags(keys.filter_map(|key| given(key).map(|value| (key.path.to_owned(), value))).collect()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = SettingFlags::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// What went wrong, by whose fault.
+enum Failure {
+    /// The command line's or the configuration's: exit code 2.
+    Usage(String),
+    /// Something at run time: exit code 1.
+    Run(String),
+}
+
+fn main() -> ExitCode {
+    let line = CommandLine::parse();
+    let outcome = match line.command.unwrap_or(Command::Serve(line.serve)) {
+        Command::Serve(arguments) => run_serve(arguments),
+        Command::Demo(arguments) => run_demo(arguments),
+        Command::Convert(arguments) => run_convert(&arguments),
+        Command::Check(arguments) => run_check(arguments),
+    };
+    let (message, code) = match outcome {
+        Ok(()) => return ExitCode::SUCCESS,
+        Err(Failure::Run(message)) => (message, 1),
+        Err(Failure::Usage(message)) => (message, 2),
+    };
+    eprintln!("error: {}", message.replace('\n', "\n       "));
+    ExitCode::from(code)
+}
+
+fn failed(error: impl Display) -> Failure {
+    Failure::Run(error.to_string())
+}
+
+fn load(file: &Path, flags: SettingFlags) -> Result<Settings, Failure> {
+    config::load(file, &Overrides::with_flags(flags.0)).map_err(|problems| {
+        let hint = "\nThere is no such file: `reactrt check --defaults` prints one, `reactrt demo` needs none.";
+        Failure::Usage(format!("{problems}{}", if file.exists() { "" } else { hint }))
+    })
+}
+
+fn run_serve(arguments: Serve) -> Result<(), Failure> {
+    let settings = load(&arguments.config, arguments.settings)?;
+    if settings.models.is_empty() {
+        let file = arguments.config.display();
+        let message = format!(
+            "{file}: there is no model in it\nIts first lines show how to name one; `reactrt demo` needs none."
+        );
+        return Err(Failure::Usage(message));
+    }
+    serve::run(settings).map_err(failed)
+}
+
+fn run_demo(arguments: Demo) -> Result<(), Failure> {
+    let overrides = Overrides::with_flags(arguments.settings.0);
+    let usage = |problems: config::Problems| Failure::Usage(problems.to_string());
+    let mut settings = config::parse("the demo", "", &overrides).map_err(usage)?;
+    let prepared = demo::prepare(&demo::Sources::public(), &settings.engines, arguments.fetch, &mut fetch::bar());
+    let prepared = prepared.map_err(failed)?;
+    print!("{}", demo::welcome(&settings, &prepared));
+    settings.models = prepared.models;
+    serve::run(settings).map_err(failed)
+}
+
+fn run_convert(arguments: &Convert) -> Result<(), Failure> {
+    let folder = fetch::resolve(&arguments.model, Wanted::Model).map_err(failed)?;
+    let tokenizer = match &arguments.tokenizer {
+        Some(tokenizer) => Some(fetch::resolve(tokenizer, Wanted::Tokenizer).map_err(failed)?),
+        None => None,
+    };
+    let task = match arguments.task {
+        Some(TaskWord::Embedding) => Task::Embedding,
+        Some(TaskWord::Reranking) => Task::Reranking,
+        Some(TaskWord::Nli) => Task::Nli,
+        None => task_of(&folder)?,
+    };
+    let mut options = convert::Options::new(task, folder, arguments.output.clone());
+    options.tokenizer = tokenizer;
+    options.dtype = match arguments.dtype {
+        DtypeWord::Fp32 => Dtype::Fp32,
+        DtypeWord::Fp16 => Dtype::Fp16,
+    };
+    options.layout = match arguments.layout {
+        LayoutWord::Padded => Layout::Padded,
+        LayoutWord::Packed => Layout::Packed,
+    };
+    options.opset = arguments.opset;
+    options.max_length = arguments.max_length;
+    let mut bar = fetch::bar();
+    let report = convert::convert(&options, &mut |progress| bar(step(progress))).map_err(failed)?;
+    bar(fetch::Progress::Finished);
+    let written = &report.written;
+    let megabytes = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
+    println!("{}: {}, {} nodes", options.output.display(), megabytes(written.model_bytes), report.nodes);
+    if let Some((file, bytes)) = &written.external {
+        println!("{}: {} of weights, which belong to it", file.display(), megabytes(*bytes));
+    }
+    println!("inputs {}; output {}; {:.1} s", report.inputs.join(", "), report.output, report.elapsed.as_secs_f64());
+    Ok(())
+}
+
+/// The converter's two passes as steps of one bar.
+fn step(progress: convert::Progress) -> fetch::Progress {
+    let (file, done, total) = match progress {
+        convert::Progress::Reading { done, total } => ("reading", done, total),
+        convert::Progress::Writing { done, total } => ("writing", done, total),
+    };
+    if done == 0 {
+        fetch::Progress::Started { file: file.to_owned(), bytes: total }
+    } else {
+        fetch::Progress::Reached { bytes: done }
+    }
+}
+
+/// The task that config.json speaks of: a sequence classifier of one logit is a reranker, of more an NLI model, and
+/// everything else an embedding model.
+fn task_of(folder: &Path) -> Result<Task, Failure> {
+    let file = folder.join("config.json");
+    let refuse = |reason: String| failed(format!("{}: {reason}; give --task", file.display()));
+    let text = std::fs::read(&file).map_err(|error| refuse(error.to_string()))?;
+    let config: serde_json::Value = serde_json::from_slice(&text).map_err(|error| refuse(error.to_string()))?;
+    let architecture = config["architectures"][0].as_str().unwrap_or_default();
+    if !architecture.ends_with("ForSequenceClassification") {
+        return Ok(Task::Embedding);
+    }
+    // Where neither is written, two classes are meant.
+    let labels = config["id2label"].as_object().map(|labels| labels.len() as u64);
+    let classes = labels.or(config["num_labels"].as_u64()).unwrap_or(2);
+    Ok(if classes == 1 { Task::Reranking } else { Task::Nli })
+}
+
+fn run_check(arguments: Check) -> Result<(), Failure> {
+    if arguments.defaults {
+        print!("{}", config::reference());
+        return Ok(());
+    }
+    let settings = load(&arguments.file, arguments.settings)?;
+    print!("{}", summary(&arguments.file, &settings));
+    Ok(())
+}
+
+/// What would be served, and how it differs from the defaults.
+fn summary(file: &Path, settings: &Settings) -> String {
+    let memory = settings.memory(settings.piece_bounds(), config::WIDTH_ASSUMED);
+    let megabytes = |bytes: u64| format!("{:.0} MB", bytes as f64 / 1e6);
+    let mut lines = vec![
+        format!("{} is right.", file.display()),
+        format!("listens on  {}:{}", settings.server.host, settings.server.port),
+        format!("devices     {}", Key::find("devices").expect("a key of the table").show(settings)),
+        format!(
+            "buffers     at most {} of {}, models not counted",
+            megabytes(memory.total_bytes()),
+            megabytes(settings.limits.memory_bytes_max as u64)
+        ),
+    ];
+    if settings.models.is_empty() {
+        lines.push("models      none, so that there is nothing to serve".to_owned());
+    }
+    for model in &settings.models {
+        lines.push(format!("{:<11} {}: {}", task_word(model.task), model.name, whereabouts(model)));
+    }
+    let defaults = Settings::default();
+    for key in TABLE.iter().filter(|key| key.stands_for.is_none()) {
+        let (value, default) = (key.show(settings), key.show(&defaults));
+        if value != default {
+            lines.push(format!("changed     {}: {value} (default {default})", key.path));
+        }
+    }
+    lines.join("\n") + "\n"
+}
+
+fn task_word(task: Task) -> &'static str {
+    match task {
+        Task::Embedding => "embedding",
+        Task::Reranking => "reranking",
+        Task::Nli => "nli",
+    }
+}
+
+/// The model's path, and its tokenizer's, with a word on each that is not on this disk.
+fn whereabouts(model: &ModelSettings) -> String {
+    let say = |path: &str| match fetch::origin(path) {
+        Ok(Origin::Here(_)) => path.to_owned(),
+        Ok(Origin::Hub(_)) => format!("{path} (from the model hub)"),
+        Err(error) => format!("{error} (!)"),
+    };
+    match &model.tokenizer_path {
+        Some(tokenizer) => format!("{}; tokenizer {}", say(&model.model_path), say(tokenizer)),
+        None => say(&model.model_path),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent_and_every_command_has_an_example() {
+        let mut command = CommandLine::command();
+        command.build();
+        command.clone().debug_assert();
+        for sub in command.get_subcommands_mut().filter(|sub| sub.get_name() != "help") {
+            let help = sub.render_help().to_string();
+            assert!(help.contains("Example: reactrt "), "{} has no example:\n{help}", sub.get_name());
+        }
+    }
+
+    #[test]
+    fn without_a_command_flags_are_those_of_serve() {
+        let line = CommandLine::try_parse_from(["reactrt", "--port", "9000", "--linger-us", "7"]).unwrap();
+        assert!(line.command.is_none());
+        let flags =
+            vec![("server.port".to_owned(), "9000".to_owned()), ("batching.linger_us".to_owned(), "7".to_owned())];
+        assert_eq!(line.serve.settings.0, flags);
+    }
+
+    #[test]
+    fn the_old_scripts_flags_are_taken() {
+        let line = ["reactrt", "convert", "--model_path", "m", "--tokenizer_path", "t", "--output_path", "o.onnx"];
+        let line = line.into_iter().chain(["--max_length", "256"]);
+        let Some(Command::Convert(convert)) = CommandLine::try_parse_from(line).unwrap().command else {
+            panic!("not understood as convert")
+        };
+        assert_eq!((convert.model.as_str(), convert.tokenizer.as_deref()), ("m", Some("t")));
+        assert_eq!((convert.output, convert.max_length), (PathBuf::from("o.onnx"), Some(256)));
+    }
+}

@@ -1,1 +1,349 @@
-//! (room)
+//! What the server counts: one writer for each number, read by `/metrics`.
+//!
+//! Counters that other threads write are relaxed atomics; everything about requests is written by the reactor alone, for
+//! every request's stage times pass through it. Histograms are hdrhistograms inside and classic `le` buckets outside.
+//! Readers subtract; no writer ever resets. Labels are bounded: the configured models, devices, a fixed list of statuses
+//! and stages.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hdrhistogram::Histogram;
+
+use crate::device::{Fault, Plan};
+
+/// Written by one device thread.
+#[derive(Debug, Default)]
+pub struct DeviceCounters {
+    pub batches: AtomicU64,
+    pub sequences: AtomicU64,
+    pub tokens: AtomicU64,
+    /// Tokens of the buckets that ran, useful or not: `tokens / bucket_tokens` is the fill.
+    pub bucket_tokens: AtomicU64,
+    pub busy_ns: AtomicU64,
+    /// Sequences of cancelled jobs that were never computed.
+    pub dropped: AtomicU64,
+    pub faults: [AtomicU64; FAULTS.len()],
+    pub panics: AtomicU64,
+}
+
+const FAULTS: [(Fault, &str); 5] = [
+    (Fault::Refused, "refused"),
+    (Fault::Failed, "failed"),
+    (Fault::Hung, "hung"),
+    (Fault::Panicked, "panicked"),
+    (Fault::Dead, "dead"),
+];
+
+impl DeviceCounters {
+    pub fn count_batch(&self, plan: &Plan, bucket_tokens: u64, busy_ns: u64) {
+        let add = |counter: &AtomicU64, value: u64| counter.fetch_add(value, Ordering::Relaxed);
+        add(&self.batches, 1);
+        add(&self.sequences, plan.placements.len() as u64);
+        add(&self.tokens, u64::from(plan.tokens));
+        add(&self.bucket_tokens, bucket_tokens);
+        add(&self.busy_ns, busy_ns);
+    }
+
+    pub fn count_fault(&self, fault: Fault) {
+        if let Some(index) = FAULTS.iter().position(|(known, _)| *known == fault) {
+            self.faults[index].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Where a request's time went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    Parse,
+    Tokenize,
+    Queue,
+    Device,
+    Encode,
+    /// From the complete body to the answer's being queued for the socket.
+    Total,
+}
+
+const STAGES: [(Stage, &str); 6] = [
+    (Stage::Parse, "parse"),
+    (Stage::Tokenize, "tokenize"),
+    (Stage::Queue, "queue"),
+    (Stage::Device, "device"),
+    (Stage::Encode, "encode"),
+    (Stage::Total, "total"),
+];
+
+/// Upper bounds of the outward buckets, in microseconds.
+const BUCKETS_US: [u64; 16] =
+    [10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000, 10_000_000];
+
+/// One histogram of durations, recorded in microseconds with two significant digits.
+#[derive(Debug)]
+struct Durations {
+    histogram: Histogram<u64>,
+    sum_ns: u64,
+}
+
+impl Durations {
+    fn new() -> Durations {
+        let histogram = Histogram::new_with_bounds(1, 3_600_000_000, 2).expect("bounds are valid");
+        Durations { histogram, sum_ns: 0 }
+    }
+
+    fn record(&mut self, duration_ns: u64) {
+        self.histogram.saturating_record(duration_ns / 1000);
+        self.sum_ns += duration_ns;
+    }
+
+    fn write(&self, out: &mut Vec<u8>, name: &str, labels: std::fmt::Arguments<'_>) {
+        let mut values = self.histogram.iter_recorded();
+        let (mut cumulative, mut next) = (0, values.next());
+        for bound in BUCKETS_US {
+            while let Some(value) = &next
+                && value.value_iterated_to() <= bound
+            {
+                cumulative += value.count_since_last_iteration();
+                next = values.next();
+            }
+            let bound = bound as f64 / 1e6;
+            let _ = writeln!(out, "{name}_bucket{{{labels},le=\"{bound}\"}} {cumulative}");
+        }
+        let count = self.histogram.len();
+        let _ = writeln!(out, "{name}_bucket{{{labels},le=\"+Inf\"}} {count}");
+        let _ = writeln!(out, "{name}_sum{{{labels}}} {}", self.sum_ns as f64 / 1e9);
+        let _ = writeln!(out, "{name}_count{{{labels}}} {count}");
+    }
+}
+
+/// Statuses with a counter of their own; any other is counted under its class's last entry.
+const STATUSES: [u16; 22] =
+    [200, 400, 401, 404, 405, 408, 411, 413, 414, 415, 417, 422, 429, 431, 500, 501, 503, 504, 505, 299, 499, 599];
+
+fn status_index(status: u16) -> usize {
+    let fallback = match status {
+        0..=399 => 299,
+        400..=499 => 499,
+        _ => 599,
+    };
+    let find = |wanted: u16| STATUSES.iter().position(|known| *known == wanted);
+    find(status).or_else(|| find(fallback)).expect("every class has a last entry")
+}
+
+/// One served model's numbers.
+#[derive(Debug)]
+struct PerModel {
+    name: String,
+    statuses: [u64; STATUSES.len()],
+    texts: u64,
+    tokens: u64,
+    truncated: u64,
+    total: Durations,
+}
+
+/// Gauges that the reactor passes in when `/metrics` is asked.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Gauges {
+    pub connections: usize,
+    pub jobs: usize,
+    pub queue_tokens: u64,
+    pub pieces_out: usize,
+    pub buffers_out: usize,
+}
+
+/// Everything the reactor counts.
+#[derive(Debug)]
+pub struct Metrics {
+    models: Vec<PerModel>,
+    /// Requests that reached no model: health, lists, unknown paths, bad framing.
+    other: [u64; STATUSES.len()],
+    stages: [Durations; STAGES.len()],
+    pub connections_accepted: u64,
+    pub jobs_cancelled: u64,
+    pub turns: u64,
+    devices: Vec<(String, Arc<DeviceCounters>)>,
+    worker_panics: Vec<Arc<AtomicU64>>,
+}
+
+impl Metrics {
+    pub fn new(
+        models: impl Iterator<Item = String>,
+        devices: Vec<(String, Arc<DeviceCounters>)>,
+        worker_panics: Vec<Arc<AtomicU64>>,
+    ) -> Metrics {
+        let models = models
+            .map(|name| PerModel {
+                name: name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"),
+                statuses: [0; STATUSES.len()],
+                texts: 0,
+                tokens: 0,
+                truncated: 0,
+                total: Durations::new(),
+            })
+            .collect();
+        Metrics {
+            models,
+            other: [0; STATUSES.len()],
+            stages: std::array::from_fn(|_| Durations::new()),
+            connections_accepted: 0,
+            jobs_cancelled: 0,
+            turns: 0,
+            devices,
+            worker_panics,
+        }
+    }
+
+    pub fn count_answer(&mut self, model: Option<u32>, status: u16) {
+        match model {
+            Some(model) => self.models[model as usize].statuses[status_index(status)] += 1,
+            None => self.other[status_index(status)] += 1,
+        }
+    }
+
+    pub fn count_texts(&mut self, model: u32, texts: u64, tokens: u64, truncated: u64, total_ns: u64) {
+        let model = &mut self.models[model as usize];
+        model.texts += texts;
+        model.tokens += tokens;
+        model.truncated += truncated;
+        model.total.record(total_ns);
+    }
+
+    pub fn record(&mut self, stage: Stage, duration_ns: u64) {
+        let index = STAGES.iter().position(|(known, _)| *known == stage).expect("every stage is listed");
+        self.stages[index].record(duration_ns);
+    }
+
+    /// Prometheus text, into memory that the caller has reserved.
+    pub fn write(&self, gauges: Gauges, out: &mut Vec<u8>) {
+        self.write_requests(out);
+        head(out, "reactrt_stage_duration_seconds", "histogram", "Time of answered requests in each stage.");
+        for ((_, name), stage) in STAGES.iter().zip(&self.stages) {
+            stage.write(out, "reactrt_stage_duration_seconds", format_args!("stage=\"{name}\""));
+        }
+        for (name, help, value) in [
+            ("reactrt_connections", "Open connections.", gauges.connections as u64),
+            ("reactrt_jobs", "Requests being worked on.", gauges.jobs as u64),
+            ("reactrt_queue_tokens", "Tokens accepted and not yet answered.", gauges.queue_tokens),
+            ("reactrt_pieces_out", "Pieces between reactor, workers and devices.", gauges.pieces_out as u64),
+            ("reactrt_buffers_out", "Byte buffers in use.", gauges.buffers_out as u64),
+        ] {
+            head(out, name, "gauge", help);
+            let _ = writeln!(out, "{name} {value}");
+        }
+        let panics = self.worker_panics.iter().map(|panics| panics.load(Ordering::Relaxed)).sum();
+        for (name, help, value) in [
+            ("reactrt_connections_accepted_total", "Connections accepted.", self.connections_accepted),
+            ("reactrt_jobs_cancelled_total", "Requests whose client went away.", self.jobs_cancelled),
+            ("reactrt_worker_panics_total", "Panics caught in workers.", panics),
+        ] {
+            head(out, name, "counter", help);
+            let _ = writeln!(out, "{name} {value}");
+        }
+        self.write_devices(out);
+    }
+
+    fn write_requests(&self, out: &mut Vec<u8>) {
+        head(out, "reactrt_requests_total", "counter", "Requests answered.");
+        let models = self.models.iter().map(|model| (model.name.as_str(), &model.statuses));
+        for (model, statuses) in models.chain([("", &self.other)]) {
+            for (status, count) in STATUSES.iter().zip(statuses).filter(|(_, count)| **count > 0) {
+                let _ = writeln!(out, "reactrt_requests_total{{model=\"{model}\",status=\"{status}\"}} {count}");
+            }
+        }
+        type Read = fn(&PerModel) -> u64;
+        let columns: [(&str, &str, Read); 3] = [
+            ("reactrt_texts_total", "Texts or pairs computed.", |model| model.texts),
+            ("reactrt_tokens_total", "Tokens computed, specials included.", |model| model.tokens),
+            ("reactrt_truncated_texts_total", "Texts cut to the model's length.", |model| model.truncated),
+        ];
+        for (name, help, read) in columns {
+            head(out, name, "counter", help);
+            for model in &self.models {
+                let _ = writeln!(out, "{name}{{model=\"{}\"}} {}", model.name, read(model));
+            }
+        }
+        head(out, "reactrt_request_duration_seconds", "histogram", "From complete body to answer.");
+        for model in &self.models {
+            model.total.write(out, "reactrt_request_duration_seconds", format_args!("model=\"{}\"", model.name));
+        }
+    }
+
+    fn write_devices(&self, out: &mut Vec<u8>) {
+        type Read = fn(&DeviceCounters) -> u64;
+        let columns: [(&str, &str, Read); 5] = [
+            ("reactrt_batches_total", "Plans executed.", |device| device.batches.load(Ordering::Relaxed)),
+            ("reactrt_batch_sequences_total", "Sequences executed.", |device| device.sequences.load(Ordering::Relaxed)),
+            ("reactrt_batch_tokens_total", "Useful tokens executed.", |device| device.tokens.load(Ordering::Relaxed)),
+            ("reactrt_bucket_tokens_total", "Tokens executed, padding included.", |device| {
+                device.bucket_tokens.load(Ordering::Relaxed)
+            }),
+            ("reactrt_dropped_sequences_total", "Sequences of cancelled requests, not executed.", |device| {
+                device.dropped.load(Ordering::Relaxed)
+            }),
+        ];
+        for (name, help, read) in columns {
+            head(out, name, "counter", help);
+            for (device, counters) in &self.devices {
+                let _ = writeln!(out, "{name}{{device=\"{device}\"}} {}", read(counters));
+            }
+        }
+        head(out, "reactrt_device_busy_seconds_total", "counter", "Time in which lanes executed, summed over lanes.");
+        for (device, counters) in &self.devices {
+            let busy = counters.busy_ns.load(Ordering::Relaxed) as f64 / 1e9;
+            let _ = writeln!(out, "reactrt_device_busy_seconds_total{{device=\"{device}\"}} {busy}");
+        }
+        head(out, "reactrt_device_faults_total", "counter", "Plans that failed, by kind.");
+        for (device, counters) in &self.devices {
+            for ((_, kind), count) in FAULTS.iter().zip(&counters.faults) {
+                let count = count.load(Ordering::Relaxed);
+                let _ = writeln!(out, "reactrt_device_faults_total{{device=\"{device}\",kind=\"{kind}\"}} {count}");
+            }
+        }
+    }
+}
+
+fn head(out: &mut Vec<u8>, name: &str, kind: &str, help: &str) {
+    let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(metrics: &Metrics) -> String {
+        let mut out = Vec::new();
+        metrics.write(Gauges { connections: 3, ..Gauges::default() }, &mut out);
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn buckets_are_cumulative_and_end_in_the_count() {
+        let mut metrics = Metrics::new(["m".to_string()].into_iter(), Vec::new(), Vec::new());
+        for duration_us in [5, 20, 20, 700, 20_000_000] {
+            metrics.record(Stage::Parse, duration_us * 1000);
+        }
+        let text = text(&metrics);
+        let line = |bound: &str| format!("reactrt_stage_duration_seconds_bucket{{stage=\"parse\",le=\"{bound}\"}}");
+        for (bound, count) in [("0.00001", 1), ("0.000025", 3), ("0.0005", 3), ("0.001", 4), ("10", 4), ("+Inf", 5)] {
+            assert!(text.contains(&format!("{} {count}\n", line(bound))), "{bound}: {text}");
+        }
+        assert!(text.contains("reactrt_stage_duration_seconds_count{stage=\"parse\"} 5\n"));
+    }
+
+    #[test]
+    fn answers_are_counted_by_model_and_status() {
+        let counters = Arc::new(DeviceCounters::default());
+        counters.count_fault(Fault::Hung);
+        let mut metrics =
+            Metrics::new(["a\"b".to_string()].into_iter(), vec![("sim".into(), counters)], vec![Arc::default()]);
+        metrics.count_answer(Some(0), 200);
+        metrics.count_answer(Some(0), 418);
+        metrics.count_answer(None, 404);
+        let text = text(&metrics);
+        assert!(text.contains("reactrt_requests_total{model=\"a\\\"b\",status=\"200\"} 1\n"));
+        assert!(text.contains("reactrt_requests_total{model=\"a\\\"b\",status=\"499\"} 1\n"));
+        assert!(text.contains("reactrt_requests_total{model=\"\",status=\"404\"} 1\n"));
+        assert!(text.contains("reactrt_device_faults_total{device=\"sim\",kind=\"hung\"} 1\n"));
+        assert!(text.contains("reactrt_connections 3\n"));
+    }
+}

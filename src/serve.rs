@@ -1,1 +1,527 @@
-//! (room)
+//! The life of a server: load, allocate, spawn, pin; then drain and join.
+//!
+//! Everything that can fail because of a file, a model, a number or an address fails here, before the first client is
+//! answered. Every thread is a `step` of its own module with the shell at the end of this file around it, which decides
+//! how to wait: spin, then sleep until its doorbell rings.
+//!
+//! Invariant: when [`Server::join`] returns, every thread has ended and every part is home, which its [`Account`] shows.
+
+mod load;
+
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, JoinHandle, Thread};
+use std::time::Duration;
+
+use crate::api::{Catalog, Entry};
+use crate::clock::Clock;
+use crate::config::{Pin, Settings};
+use crate::device::driver::{Driver, Ports};
+use crate::http;
+use crate::job::{Body, Buffers, Generations, Piece, PieceBounds, ToReactor};
+use crate::metrics::{DeviceCounters, Metrics};
+use crate::plan;
+use crate::reactor::{self, DevicePort, Parts, Reactor, ReactorLimits, Sockets, WorkerPort};
+use crate::ring::{Doorbell, Receiver, Sender, ring};
+use crate::tokenize::{Served, Worker, WorkerLimits, WorkerState};
+
+pub use load::{Loaded, load_model};
+
+/// Why a server could not start or had to end: a sentence for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error(pub String);
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// What was still out when everything had stopped: all zero, or a part was lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Account {
+    pub pieces_out: usize,
+    pub bodies_out: usize,
+    pub buffers_out: usize,
+}
+
+/// Pieces that one job may have between worker and devices: two of the largest batches, so that one is being cut while
+/// the other executes.
+const WINDOW_PIECES_MAX: usize = 32;
+
+/// How long a client may take to read its last answer.
+const LINGER_NS: u64 = 2_000_000_000;
+
+/// A running server.
+#[derive(Debug)]
+pub struct Server {
+    address: SocketAddr,
+    stopper: Stopper,
+    reactor: JoinHandle<io::Result<Reactor<Sockets>>>,
+    /// Told to end once the reactor has.
+    quit: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+    bells: Vec<Arc<Doorbell>>,
+    bodies_max: usize,
+}
+
+/// Asks a server to stop: it answers what it has accepted and ends.
+#[derive(Clone, Debug)]
+pub struct Stopper {
+    stop: Arc<AtomicBool>,
+    bell: Arc<Doorbell>,
+}
+
+impl Stopper {
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.bell.ring();
+    }
+}
+
+/// Serves until SIGTERM or SIGINT, then drains. A second signal ends the process at once.
+pub fn run(settings: Settings) -> Result<(), Error> {
+    let server = Server::start(settings)?;
+    println!("listening on http://{}", server.address());
+    let stopper = server.stopper();
+    let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT])
+        .map_err(|error| Error(format!("signals cannot be caught: {error}")))?;
+    thread::Builder::new()
+        .name("signals".into())
+        .spawn(move || {
+            for (count, signal) in signals.forever().enumerate() {
+                if count > 0 {
+                    std::process::exit(128 + signal);
+                }
+                eprintln!("stopping: answering what has been accepted; a second signal ends at once");
+                stopper.stop();
+            }
+        })
+        .map_err(|error| Error(format!("a thread cannot be started: {error}")))?;
+    let account = server.join()?;
+    if account != Account::default() {
+        eprintln!("warning: not everything came home: {account:?}");
+    }
+    Ok(())
+}
+
+impl Server {
+    /// Loads all models, binds the address and starts every thread. Returns when the first request can be answered.
+    pub fn start(settings: Settings) -> Result<Server, Error> {
+        let clock = Clock::real();
+        let address = address(&settings)?;
+        let sockets = Sockets::bind(address, settings.limits.connections_max)
+            .map_err(|error| Error(format!("cannot listen on {address}: {error}{}", port_hint(&error, address))))?;
+        let address = sockets.address();
+        raise_descriptor_limit(settings.limits.connections_max);
+        let mut device_bells: Vec<ThreadBell> = Vec::new();
+        let loaded = load::load(&settings, &mut || {
+            let bell = ThreadBell::new();
+            let rung = Arc::clone(&bell.bell);
+            device_bells.push(bell);
+            rung
+        })?;
+        Build { settings, clock, sockets, loaded, device_bells }.start(address)
+    }
+
+    /// Where clients connect.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub fn stopper(&self) -> Stopper {
+        self.stopper.clone()
+    }
+
+    /// Waits until the server has been stopped and everything has ended.
+    pub fn join(self) -> Result<Account, Error> {
+        let Server { reactor, quit, threads, bells, bodies_max, .. } = self;
+        let ended = reactor.join();
+        quit.store(true, Ordering::Relaxed);
+        for bell in &bells {
+            bell.ring();
+        }
+        for thread in threads {
+            thread.join().map_err(|_| Error("a thread ended by a panic".into()))?;
+        }
+        let mut reactor = ended
+            .map_err(|_| Error("the reactor ended by a panic".into()))?
+            .map_err(|error| Error(format!("waiting for sockets failed: {error}")))?;
+        Ok(reactor.account(bodies_max))
+    }
+}
+
+fn address(settings: &Settings) -> Result<SocketAddr, Error> {
+    let (host, port) = (settings.server.host.as_str(), settings.server.port);
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    (host, port)
+        .to_socket_addrs()
+        .map_err(|error| Error(format!("server.host `{host}` is no address: {error}")))?
+        .next()
+        .ok_or_else(|| Error(format!("server.host `{host}` has no address")))
+}
+
+fn port_hint(error: &io::Error, address: SocketAddr) -> String {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            format!("; another program uses port {}: stop it, or choose another with --port", address.port())
+        }
+        io::ErrorKind::PermissionDenied => "; ports below 1024 need a privilege".into(),
+        _ => String::new(),
+    }
+}
+
+/// Connections need file descriptors: asks for as many as there may be, up to the hard limit.
+#[allow(unsafe_code)]
+fn raise_descriptor_limit(connections_max: usize) {
+    let wanted = connections_max as libc::rlim_t + 256;
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: both calls read or write only the struct they are given.
+    let raised = unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 && {
+            limit.rlim_cur = limit.rlim_cur.max(wanted.min(limit.rlim_max));
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit) == 0
+        }
+    };
+    if !raised || limit.rlim_cur < wanted {
+        eprintln!(
+            "warning: only {} file descriptors for up to {connections_max} connections (limits.connections_max)",
+            limit.rlim_cur
+        );
+    }
+}
+
+/// A doorbell that unparks a thread which does not exist yet.
+struct ThreadBell {
+    bell: Arc<Doorbell>,
+    thread: Arc<OnceLock<Thread>>,
+}
+
+impl ThreadBell {
+    fn new() -> ThreadBell {
+        let thread = Arc::new(OnceLock::<Thread>::new());
+        let sleeper = Arc::clone(&thread);
+        let wake = move || {
+            // A thread that has not said who it is looks for work before its first sleep.
+            if let Some(thread) = sleeper.get() {
+                thread.unpark();
+            }
+        };
+        ThreadBell { bell: Arc::new(Doorbell::new(Box::new(wake))), thread }
+    }
+}
+
+/// Everything that is needed to start the threads.
+struct Build {
+    settings: Settings,
+    clock: Clock,
+    sockets: Sockets,
+    loaded: Loaded,
+    device_bells: Vec<ThreadBell>,
+}
+
+/// The rings of one device: from each worker, and home.
+struct DeviceRings {
+    inboxes: Vec<Receiver<Box<Piece>>>,
+    home: Sender<ToReactor>,
+}
+
+impl Build {
+    fn start(self, address: SocketAddr) -> Result<Server, Error> {
+        let Build { settings, clock, sockets, loaded, device_bells } = self;
+        let limits = &settings.limits;
+        let bounds = piece_bounds(&settings, &loaded);
+        check_memory(&settings, bounds, &loaded)?;
+        let (pieces_max, bodies_max) = (limits.pieces_max, limits.jobs_max);
+        let reactor_bell = sockets.doorbell();
+        let generations = Generations::new(limits.jobs_max);
+        let catalog = Arc::new(Catalog::new(entries(&loaded)));
+        let served: Arc<[Served]> = served(&loaded);
+        let quit = Arc::new(AtomicBool::new(false));
+        let stop = Arc::new(AtomicBool::new(false));
+        let pins = Pins::new(&settings, loaded.devices.len());
+
+        let mut device_rings = Vec::new();
+        let mut device_ports = Vec::new();
+        let mut counters = Vec::new();
+        let mut loads = Vec::new();
+        for device in &loaded.devices {
+            let (home, receiver) = ring(pieces_max, &reactor_bell);
+            device_rings.push(DeviceRings { inboxes: Vec::new(), home });
+            device_ports.push(DevicePort { receiver, ready: Arc::new(AtomicBool::new(true)) });
+            counters.push((device.device.name().to_string(), Arc::new(DeviceCounters::default())));
+            loads.push(Arc::new(AtomicU64::new(0)));
+        }
+
+        let mut threads = Vec::new();
+        let mut bells = Vec::new();
+        let mut worker_ports = Vec::new();
+        let mut worker_panics = Vec::new();
+        for index in 0..settings.threads.workers {
+            let bell = ThreadBell::new();
+            let (sender, inbox) = ring(bodies_max + pieces_max, &bell.bell);
+            let (home, receiver) = ring(bodies_max + pieces_max, &reactor_bell);
+            worker_ports.push(WorkerPort::new(sender, receiver));
+            let mut devices = Vec::new();
+            for (rings, device) in device_rings.iter_mut().zip(&device_bells) {
+                let (sender, receiver) = ring(pieces_max, &device.bell);
+                devices.push(sender);
+                rings.inboxes.push(receiver);
+            }
+            let worker_limits = WorkerLimits { api: limits.clone(), piece: bounds, bodies_max };
+            let panics = Arc::new(AtomicU64::new(0));
+            worker_panics.push(Arc::clone(&panics));
+            let mut worker = Worker {
+                inbox,
+                home,
+                devices,
+                load: loads.clone(),
+                catalog: Arc::clone(&catalog),
+                models: Arc::clone(&served),
+                generations: generations.clone(),
+                clock: clock.clone(),
+                panics,
+                state: WorkerState::new(&worker_limits),
+                limits: worker_limits,
+            };
+            bells.push(Arc::clone(&bell.bell));
+            let shell = Shell { clock: clock.clone(), quit: Arc::clone(&quit), spin_ns: spin_ns(&settings), bell };
+            threads.push(spawn(format!("worker-{index}"), pins.worker(index), move || {
+                shell.run(&mut worker, |worker, _| (worker.step(), None), |worker, _| worker.has_work());
+                worker.drain();
+            })?);
+        }
+
+        let planner_bounds = plan::Bounds {
+            sequences_max: settings.batching.sequences_max,
+            tokens_max: settings.batching.tokens_max,
+            linger_ns: settings.batching.linger_us * 1000,
+            age_ns_max: settings.batching.age_us_max * 1000,
+            pieces_max,
+            piece_sequences_max: bounds.sequences_max as usize,
+            models_max: loaded.models.len().max(1),
+        };
+        let devices = loaded.devices.into_iter().zip(device_rings).zip(device_bells);
+        for (index, ((device, rings), bell)) in devices.enumerate() {
+            let ports = Ports {
+                inboxes: rings.inboxes,
+                home: rings.home,
+                generations: generations.clone(),
+                load: Arc::clone(&loads[index]),
+                ready: Arc::clone(&device_ports[index].ready),
+                counters: Arc::clone(&counters[index].1),
+            };
+            let mut driver = Driver::new(device.device, device.offers, planner_bounds, ports);
+            bells.push(Arc::clone(&bell.bell));
+            let shell = Shell { clock: clock.clone(), quit: Arc::clone(&quit), spin_ns: spin_ns(&settings), bell };
+            threads.push(spawn(format!("device-{index}"), pins.device(index), move || {
+                shell.run(&mut driver, step_driver, |driver, now_ns| driver.has_work(now_ns));
+                driver.drain(&shell.clock);
+            })?);
+        }
+
+        let metrics = Metrics::new(catalog.entries().iter().map(|entry| entry.name.clone()), counters, worker_panics);
+        let width_max = loaded.models.iter().map(|model| model.width as usize).max().unwrap_or(1);
+        let parts = Parts {
+            catalog,
+            generations,
+            buffers: Buffers::new(buffer_bytes(&settings, bounds, width_max)),
+            pieces: (0..pieces_max).map(|_| Box::new(Piece::with_bounds(bounds, width_max))).collect(),
+            bodies: (0..bodies_max).map(|_| Box::new(Body::new(WINDOW_PIECES_MAX))).collect(),
+            workers: worker_ports,
+            devices: device_ports,
+            metrics,
+            stop: Arc::clone(&stop),
+        };
+        let mut reactor = Reactor::new(sockets, reactor_limits(&settings), parts, clock.clone());
+        let bell = Arc::clone(&reactor_bell);
+        let spin_ns = spin_ns(&settings);
+        let reactor = spawn("reactor".into(), pins.reactor(), move || {
+            reactor::run(&mut reactor, &bell, &clock, spin_ns).map(|()| reactor)
+        })?;
+        let stopper = Stopper { stop, bell: reactor_bell };
+        Ok(Server { address, stopper, reactor, quit, threads, bells, bodies_max })
+    }
+}
+
+fn step_driver(driver: &mut Driver, now_ns: u64) -> (bool, Option<u64>) {
+    match driver.step(now_ns) {
+        crate::device::driver::Rest::No => (true, None),
+        crate::device::driver::Rest::Until(wake_at_ns) => (false, wake_at_ns),
+    }
+}
+
+fn spin_ns(settings: &Settings) -> u64 {
+    settings.threads.spin_us * 1000
+}
+
+fn entries(loaded: &Loaded) -> Vec<Entry> {
+    loaded.models.iter().map(|model| Entry::new(&model.model, model.width, model.vocabulary)).collect()
+}
+
+fn served(loaded: &Loaded) -> Arc<[Served]> {
+    let served = loaded.models.iter().map(|model| Served {
+        key: model.key,
+        tokenizer: model.tokenizer.clone(),
+        max_length: model.model.max_length,
+        vocabulary: model.vocabulary,
+        prompts: model.model.prompts.iter().map(|prompt| prompt.text.clone()).collect(),
+        devices: model.devices.clone(),
+    });
+    served.collect()
+}
+
+/// A piece holds the longest sequence of any model, and otherwise what the settings say.
+fn piece_bounds(settings: &Settings, loaded: &Loaded) -> PieceBounds {
+    let longest = loaded.models.iter().map(|model| model.model.max_length as u32).max().unwrap_or(1);
+    let bounds = settings.piece_bounds();
+    PieceBounds { tokens_max: bounds.tokens_max.max(longest), ..bounds }
+}
+
+fn check_memory(settings: &Settings, bounds: PieceBounds, loaded: &Loaded) -> Result<(), Error> {
+    let width_max = loaded.models.iter().map(|model| model.width as usize).max().unwrap_or(1);
+    let memory = settings.memory(bounds, width_max);
+    let max = settings.limits.memory_bytes_max as u64;
+    if memory.total_bytes() <= max {
+        return Ok(());
+    }
+    let (key, bytes) = memory.largest();
+    Err(Error(format!(
+        "limits.memory_bytes_max ({max} bytes) is less than these models and limits need ({} bytes); most of it is {key} ({bytes} bytes)",
+        memory.total_bytes()
+    )))
+}
+
+/// What the memory bound leaves for buffers of bytes when everything else has been taken.
+fn buffer_bytes(settings: &Settings, bounds: PieceBounds, width_max: usize) -> usize {
+    let buffered = ["limits.body_bytes_max", "limits.answer_bytes_max"];
+    let memory = settings.memory(bounds, width_max);
+    let others = memory.parts.iter().filter(|(key, _)| !buffered.contains(key)).map(|(_, bytes)| *bytes).sum::<u64>();
+    (settings.limits.memory_bytes_max as u64).saturating_sub(others) as usize
+}
+
+fn reactor_limits(settings: &Settings) -> ReactorLimits {
+    let ns = |ms: u64| ms * 1_000_000;
+    let limits = &settings.limits;
+    let deadlines = &settings.deadlines;
+    ReactorLimits {
+        http: http::Limits {
+            head_bytes_max: limits.head_bytes_max,
+            target_bytes_max: limits.head_bytes_max / 2,
+            headers_max: 100,
+            body_bytes_max: limits.body_bytes_max,
+            chunk_extra_bytes_max: limits.head_bytes_max,
+        },
+        connections_max: limits.connections_max,
+        jobs_max: limits.jobs_max,
+        queue_tokens_max: settings.batching.queue_tokens_max,
+        window_pieces_max: WINDOW_PIECES_MAX,
+        deadlines_ns: [
+            ns(deadlines.idle_ms),
+            ns(deadlines.head_ms),
+            ns(deadlines.body_ms),
+            ns(deadlines.write_ms),
+            LINGER_NS,
+        ],
+        drain_ns: ns(deadlines.drain_ms),
+    }
+}
+
+/// Which core each thread is bound to, if any: reactor, workers, devices, in this order.
+struct Pins {
+    cores: Vec<core_affinity::CoreId>,
+    workers: usize,
+}
+
+impl Pins {
+    fn new(settings: &Settings, devices: usize) -> Pins {
+        let threads = 1 + settings.threads.workers + devices;
+        let available = core_affinity::get_core_ids().unwrap_or_default();
+        let usable = thread::available_parallelism().map_or(1, std::num::NonZero::get).min(available.len());
+        let cores = match settings.threads.pin {
+            Pin::Never => Vec::new(),
+            Pin::Always => available,
+            // One more than the busy threads, so that the rest of the system has somewhere to run.
+            Pin::Auto if usable > threads => available,
+            Pin::Auto => Vec::new(),
+        };
+        Pins { cores, workers: settings.threads.workers }
+    }
+
+    fn core(&self, index: usize) -> Option<core_affinity::CoreId> {
+        if self.cores.is_empty() { None } else { Some(self.cores[index % self.cores.len()]) }
+    }
+
+    fn reactor(&self) -> Option<core_affinity::CoreId> {
+        self.core(0)
+    }
+
+    fn worker(&self, index: usize) -> Option<core_affinity::CoreId> {
+        self.core(1 + index)
+    }
+
+    fn device(&self, index: usize) -> Option<core_affinity::CoreId> {
+        self.core(1 + self.workers + index)
+    }
+}
+
+fn spawn<T: Send + 'static>(
+    name: String,
+    core: Option<core_affinity::CoreId>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<JoinHandle<T>, Error> {
+    let pinned = move || {
+        if let Some(core) = core {
+            core_affinity::set_for_current(core);
+        }
+        work()
+    };
+    let failed = |error| Error(format!("thread {name} cannot be started: {error}"));
+    thread::Builder::new().name(name.clone()).spawn(pinned).map_err(failed)
+}
+
+/// How a thread waits for work.
+struct Shell {
+    clock: Clock,
+    quit: Arc<AtomicBool>,
+    spin_ns: u64,
+    bell: ThreadBell,
+}
+
+impl Shell {
+    /// Steps until told to quit. `step` says whether it did anything, and when it must be called again even if nobody
+    /// rings.
+    fn run<T>(
+        &self,
+        state: &mut T,
+        step: impl Fn(&mut T, u64) -> (bool, Option<u64>),
+        has_work: impl Fn(&mut T, u64) -> bool,
+    ) {
+        let _ = self.bell.thread.set(thread::current());
+        let mut spin_until_ns = 0;
+        while !self.quit.load(Ordering::Relaxed) {
+            let now_ns = self.clock.now_ns();
+            let (worked, wake_at_ns) = step(state, now_ns);
+            if worked {
+                spin_until_ns = now_ns + self.spin_ns;
+                continue;
+            }
+            if now_ns < spin_until_ns || wake_at_ns.is_some_and(|wake_at_ns| wake_at_ns <= now_ns) {
+                std::hint::spin_loop();
+                continue;
+            }
+            let rested = || has_work(state, now_ns) || self.quit.load(Ordering::Relaxed);
+            if self.bell.bell.may_sleep(rested) {
+                match wake_at_ns {
+                    Some(wake_at_ns) => thread::park_timeout(Duration::from_nanos(wake_at_ns - now_ns)),
+                    None => thread::park(),
+                }
+                self.bell.bell.awake();
+            }
+        }
+    }
+}

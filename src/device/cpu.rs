@@ -7,8 +7,8 @@
 //! Invariant: whatever a plan holds, a lane computes only what its model knows; a plan with a token, type or length beyond
 //! that is refused whole. A lane's panic is a fault of that plan, and the device stays ready.
 //!
-//! `cpu/` in the order of a run: [`lane`] (the thread), [`encoder`] (the model and its schedule), [`team`] (threads that share
-//! a run), [`product`] and [`kernels`] (what it is made of), [`matrix`] (memory and blocks of it).
+//! `cpu/` in the order of a run: `lane` (what its thread does), `encoder` (the model and its schedule), `team` (threads that
+//! share a run), `product` and `kernels` (what it is made of), `matrix` (memory, and blocks of it).
 
 mod encoder;
 mod kernels;
@@ -20,7 +20,8 @@ mod team;
 use std::sync::Arc;
 
 use self::encoder::Encoder;
-use self::lane::State;
+use self::lane::Work;
+use super::lane::{Finished, LaneThread, Notify};
 use super::{Bucket, Device, Fault, Health, Lane, Layout, LoadError, Offer, Pieces, Plan};
 use crate::config;
 use crate::job::ModelKey;
@@ -39,7 +40,7 @@ struct Loaded {
 
 #[derive(Debug)]
 pub struct Cpu {
-    lanes: Vec<lane::Lane>,
+    lanes: Vec<LaneThread<Work>>,
     threads_per_lane: usize,
     tokens_max: u32,
     /// By [`ModelKey::index`].
@@ -48,9 +49,9 @@ pub struct Cpu {
 
 impl Cpu {
     /// Starts the lanes' threads. `notify` is called, from a lane's thread, whenever a lane becomes [`Lane::Done`].
-    pub fn new(settings: &config::Cpu, notify: Arc<dyn Fn() + Send + Sync>) -> Cpu {
+    pub fn new(settings: &config::Cpu, notify: Notify) -> Cpu {
         let threads_per_lane = settings.threads_per_lane.max(1);
-        let lane = |index| lane::Lane::new(index, threads_per_lane, notify.clone());
+        let lane = |index| lane::start(index, threads_per_lane, notify.clone());
         Cpu {
             lanes: (0..settings.lanes.max(1)).map(lane).collect(),
             threads_per_lane,
@@ -74,7 +75,7 @@ impl Device for Cpu {
         let needs = encoder.needs(length as usize, bucket.sequences_max as usize);
         for lane in &mut self.lanes {
             // A lane that is away makes room itself when it first meets the model.
-            if let Some(work) = lane.idle_work() {
+            if let Some(work) = lane.idle() {
                 work.scratch.reserve(needs, self.threads_per_lane);
                 work.batch.reserve(length as usize, bucket.sequences_max as usize);
             }
@@ -101,7 +102,7 @@ impl Device for Cpu {
         let loaded = self.loaded(plan.model).ok_or(Fault::Refused)?;
         let (encoder, bucket) = (loaded.encoder.clone(), loaded.bucket);
         let lane = &mut self.lanes[lane];
-        let work = lane.idle_work().ok_or(Fault::Refused)?;
+        let work = lane.idle().ok_or(Fault::Refused)?;
         work.batch.clear();
         let fits = plan.tokens <= bucket.tokens() && plan.placements.len() <= bucket.sequences_max as usize;
         if plan.bucket != 0 || plan.placements.is_empty() || !fits {
@@ -127,21 +128,17 @@ impl Device for Cpu {
     }
 
     fn poll(&mut self, lane: usize, _now_ns: u64) -> Lane {
-        match self.lanes[lane].state() {
-            State::Idle => Lane::Idle,
-            State::Away => Lane::Busy,
-            State::Done => Lane::Done,
-        }
+        self.lanes[lane].state()
     }
 
     fn collect(&mut self, lane: usize, output: &mut dyn FnMut(usize, &[f32])) -> Result<u64, Fault> {
-        let work = self.lanes[lane].finish().ok_or(Fault::Refused)?;
-        work.result?;
+        let Finished { work, result, busy_ns } = self.lanes[lane].finish().ok_or(Fault::Refused)?;
+        result?;
         let vectors = work.scratch.outputs().chunks_exact(work.width);
         for (index, vector) in vectors.take(work.batch.sequences()).enumerate() {
             output(index, vector);
         }
-        Ok(work.busy_ns)
+        Ok(busy_ns)
     }
 
     fn health(&self) -> Health {
@@ -399,7 +396,7 @@ mod tests {
             let (plan, pieces) = plan_of(&[sequence(&mut Random(5), &sample, 30)]);
             // A batch that no `submit` would let through: the run's own checks panic in the lane's thread.
             let encoder = device.loaded(KEY).expect("it is loaded").encoder.clone();
-            let work = device.lanes[0].idle_work().expect("it is idle");
+            let work = device.lanes[0].idle().expect("it is idle");
             encoder.push(&mut work.batch, &[1_000_000], &[0]);
             (work.encoder, work.width) = (Some(encoder), 3);
             device.lanes[0].start();

@@ -8,6 +8,10 @@
 //! lane's plan; the lane is usable again at once unless the device says [`Health::Dead`].
 
 pub mod cpu;
+pub mod driver;
+pub mod lane;
+#[cfg(feature = "onnxruntime")]
+pub mod onnx;
 pub mod sim;
 
 use std::sync::Arc;
@@ -114,6 +118,16 @@ impl Pieces {
 
     pub fn get_mut(&mut self, index: u32) -> &mut Piece {
         self.slots[index as usize].as_deref_mut().expect("the piece is held here")
+    }
+
+    /// Takes every piece out.
+    pub fn drain(&mut self) -> impl Iterator<Item = Box<Piece>> + '_ {
+        let free = &mut self.free;
+        self.slots.iter_mut().enumerate().filter_map(move |(index, slot)| {
+            let piece = slot.take()?;
+            free.push(index as u32);
+            Some(piece)
+        })
     }
 
     pub fn len(&self) -> usize {

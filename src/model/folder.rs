@@ -163,7 +163,7 @@ impl Config {
             layer_norm_eps: self.values.get("layer_norm_eps").and_then(Value::as_f64).unwrap_or(1e-12) as f32,
             activation: self.activation()?,
         };
-        if geometry.hidden % geometry.heads != 0 {
+        if !geometry.hidden.is_multiple_of(geometry.heads) {
             let words = format!("hidden_size {} is not divisible by {} heads", geometry.hidden, geometry.heads);
             return Err(at(&self.path, words));
         }
@@ -678,9 +678,9 @@ mod tests {
     fn labels_come_from_the_first_that_has_some() {
         let sample = Sample::roberta(Task::Nli);
         let place = written(&sample);
-        let labels = Some(vec!["x".to_owned(), "y".to_owned(), "z".to_owned()]);
-        let settings = ModelSettings { labels: labels.clone(), ..sample.settings() };
-        assert_eq!(read_with(&place, &settings).expect("a good folder").labels, labels.expect("they are there"));
+        let labels = vec!["x".to_owned(), "y".to_owned(), "z".to_owned()];
+        let settings = ModelSettings { labels: Some(labels.clone()), ..sample.settings() };
+        assert_eq!(read_with(&place, &settings).expect("a good folder").labels, labels);
         let settings = ModelSettings { labels: Some(vec!["x".into()]), ..sample.settings() };
         assert_names(&read_with(&place, &settings).expect_err("too few"), &["test.yaml:1", "1 labels", "3 classes"]);
         let generic = json!({"id2label": {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"}});

@@ -15,6 +15,12 @@ use crate::config::ModelSettings;
 #[derive(Debug)]
 pub struct TemporaryFolder(PathBuf);
 
+impl Default for TemporaryFolder {
+    fn default() -> TemporaryFolder {
+        TemporaryFolder::new()
+    }
+}
+
 impl TemporaryFolder {
     pub fn new() -> TemporaryFolder {
         static COUNT: AtomicU32 = AtomicU32::new(0);

@@ -1,7 +1,7 @@
 //! The tensors of a model folder, found where they lie in memory-mapped files.
 //!
 //! Reads safetensors and PyTorch archives (`pytorch_model.bin` since PyTorch 1.6), each as one file or as shards with an
-//! index. Of PyTorch's pickle only what a state dict needs is understood ([`pickle`]); nothing in a file is ever executed.
+//! index. Of PyTorch's pickle only what a state dict needs is understood (`pickle`); nothing in a file is ever executed.
 //!
 //! Invariant: after [`Weights::open`] every listed tensor lies wholly inside its file, so [`Weights::get`] can neither fail
 //! nor read out of bounds. Bad bytes give a [`LoadError`] that names the file and, where there is one, the tensor; they
@@ -161,6 +161,11 @@ impl Weights {
             }
         };
         Some(Tensor { shape: entry.shape.clone(), dtype, bytes })
+    }
+
+    /// The mapped files with their bytes, shards in the order of their names.
+    pub fn files(&self) -> impl Iterator<Item = (&Path, &[u8])> {
+        self.files.iter().map(|(path, map)| (path.as_path(), &map[..]))
     }
 
     /// Names in no particular order, those of unknown types included.
@@ -593,8 +598,9 @@ mod tests {
 
     #[test]
     fn views_of_a_storage_are_gathered() {
+        type View<'a> = (&'a str, usize, &'a [usize], &'a [usize], Vec<f32>);
         let values: Vec<f32> = (0..24).map(|value| value as f32).collect();
-        let views: [(&str, usize, &[usize], &[usize], Vec<f32>); 5] = [
+        let views: [View<'_>; 5] = [
             ("whole", 0, &[4, 6], &[6, 1], values.clone()),
             ("rows", 12, &[1, 6], &[99, 1], values[12..18].to_vec()),
             ("transposed", 0, &[3, 2], &[1, 6], vec![0.0, 6.0, 1.0, 7.0, 2.0, 8.0]),

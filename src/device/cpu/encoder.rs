@@ -663,8 +663,8 @@ impl<'a> Run<'a> {
                 let columns = index * PANEL..context.columns().min((index + 1) * PANEL);
                 multiply_panel(level, context.columns_part(columns), probabilities, values);
             }
-            for query in 0..queries.rows() {
-                level.scale(context.row_mut(query), factors[query]);
+            for (query, factor) in factors.iter().enumerate().take(queries.rows()) {
+                level.scale(context.row_mut(query), *factor);
             }
         }
     }

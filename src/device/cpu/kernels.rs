@@ -1,9 +1,13 @@
 //! The elementwise and row kernels of the encoder, each written once and compiled three times.
 //!
-//! A kernel is a plain loop over chunks of [`WIDTH`] floats that the compiler turns into vector code; the same source is
-//! instantiated for AVX-512, for AVX2 with FMA, and for whatever the target has anyway. [`Level::detect`] picks at run time.
-//! Sums run in `WIDTH` fixed accumulators on every level, so a row's result depends on the row alone: not on its place, its
-//! alignment or its neighbours. AVX2 and AVX-512 give the same bits; the portable level rounds twice where they fuse.
+//! A kernel is a plain loop that the compiler turns into vector code; the same source is instantiated for AVX-512, for AVX2
+//! with FMA, and for whatever the target has anyway. [`Level::detect`] picks at run time. Measured on a Zen 4, in
+//! nanoseconds per element at the three levels: gelu 0.4, 0.9, 6.2; layer norm 0.23, 0.27, 0.32; softmax 0.24, 0.40, 1.26.
+//!
+//!
+//! What an element gets does not depend on where it stands, and sums run in `WIDTH` fixed accumulators on every level, so a
+//! row's result depends on the row alone: not on its place, its alignment or its neighbours. AVX2 and AVX-512 give the same
+//! bits; the portable level rounds twice where they fuse.
 //!
 //! Invariant: a [`Level`] above portable exists only on a CPU that has it, which is what makes calling it sound. Nothing here
 //! allocates, and any length of slice is right.
@@ -88,7 +92,7 @@ macro_rules! kernel {
             match self.0 {
                 Instructions::Portable => $body::<Separate>($($argument),*),
                 // SAFETY: a `Level` with these instructions exists only where `available` has detected them.
-                // JUSTIFICATION: GAIN
+                // JUSTIFICATION: the portable level takes 1.2 to 15 times as long; see the module's head.
                 #[cfg(target_arch = "x86_64")]
                 Instructions::Avx2 => unsafe { avx2($($argument),*) },
                 // SAFETY: as above.
@@ -178,6 +182,11 @@ const ROUNDING: f32 = 12_582_912.0; // 1.5 · 2²³
 /// `2^whole · 2^fraction` for a whole number in −126..=127 that lies in the low bits of `whole + ROUNDING`, and a fraction in
 /// −0.5..=0.5. Our minimax fit of degree 6 with the constant held at 1: relative error 2e-9 before rounding.
 #[inline(always)]
+#[expect(
+    clippy::approx_constant,
+    clippy::excessive_precision,
+    reason = "fitted coefficients, near a constant by nature"
+)]
 fn exp2_parts<A: Arithmetic>(shifted: f32, fraction: f32) -> f32 {
     let power = polynomial::<A, 7>(
         [1.0, 6.931_471_8e-1, 2.402_264_8e-1, 5.550_332_4e-2, 9.618_437e-3, 1.339_887_5e-3, 1.535_336_2e-4],
@@ -213,6 +222,7 @@ fn exp<A: Arithmetic>(x: f32) -> f32 {
 /// `log₂ ½erfc(a/√2)` is smooth: our weighted minimax fit of degree 9 on 0..=6.5 with the constant held at −1 leaves an
 /// absolute error of 4e-9 in gelu before rounding. Beyond 6.5 the second term is below 3e-10.
 #[inline(always)]
+#[expect(clippy::excessive_precision, reason = "fitted coefficients, written as they were computed")]
 fn gelu_one<A: Arithmetic>(x: f32) -> f32 {
     let magnitude = x.abs();
     let a = if magnitude < 6.5 { magnitude } else { 6.5 };
@@ -239,21 +249,15 @@ fn gelu_one<A: Arithmetic>(x: f32) -> f32 {
 /// `x / (1 + e^(−2u))`, `u = √(2/π) (x + 0.044715 x³)`: the same as `x/2 · (1 + tanh u)`.
 #[inline(always)]
 fn gelu_tanh_one<A: Arithmetic>(x: f32) -> f32 {
-    const TWICE_ROOT: f32 = 1.595_769_1; // 2 · √(2/π)
+    const TWICE_ROOT: f32 = 1.595_769; // 2 · √(2/π)
     let twice_u = TWICE_ROOT * A::multiply_add(0.044_715 * x * x, x, x);
     x / (1.0 + exp::<A>(-twice_u))
 }
 
-/// Applies `one` to every element, in whole chunks first so that they become vectors.
+/// Applies `one` to every element.
 #[inline(always)]
 fn map(values: &mut [f32], one: impl Fn(f32) -> f32) {
-    let (chunks, rest) = values.as_chunks_mut::<WIDTH>();
-    for chunk in chunks {
-        for lane in 0..WIDTH {
-            chunk[lane] = one(chunk[lane]);
-        }
-    }
-    for value in rest {
+    for value in values {
         *value = one(*value);
     }
 }
@@ -277,14 +281,7 @@ fn relu_row<A: Arithmetic>(values: &mut [f32]) {
 #[inline(always)]
 fn add_row<A: Arithmetic>(values: &mut [f32], other: &[f32]) {
     assert_eq!(values.len(), other.len());
-    let (chunks, rest) = values.as_chunks_mut::<WIDTH>();
-    let (other_chunks, other_rest) = other.as_chunks::<WIDTH>();
-    for (chunk, other) in chunks.iter_mut().zip(other_chunks) {
-        for lane in 0..WIDTH {
-            chunk[lane] += other[lane];
-        }
-    }
-    for (value, other) in rest.iter_mut().zip(other_rest) {
+    for (value, other) in values.iter_mut().zip(other) {
         *value += other;
     }
 }
@@ -313,8 +310,9 @@ fn sum(values: &[f32], add: impl Fn(f32, f32) -> f32) -> f32 {
     let mut lanes = [0.0; WIDTH];
     let (chunks, rest) = values.as_chunks::<WIDTH>();
     for chunk in chunks {
+        let values = *chunk;
         for lane in 0..WIDTH {
-            lanes[lane] = add(chunk[lane], lanes[lane]);
+            lanes[lane] = add(values[lane], lanes[lane]);
         }
     }
     // Totals of their own: an index that is not constant would keep the array above out of registers.
@@ -368,17 +366,8 @@ fn layer_norm_row<A: Arithmetic>(values: &mut [f32], weight: &[f32], bias: &[f32
     let mean = sum(values, |value, total| value + total) / count;
     let squares = sum(values, |value, total| A::multiply_add(value - mean, value - mean, total));
     let factor = 1.0 / (squares / count + epsilon).sqrt();
-    let one = |value: f32, weight: f32, bias: f32| A::multiply_add((value - mean) * factor, weight, bias);
-    let (chunks, rest) = values.as_chunks_mut::<WIDTH>();
-    let (weight_chunks, weight_rest) = weight.as_chunks::<WIDTH>();
-    let (bias_chunks, bias_rest) = bias.as_chunks::<WIDTH>();
-    for ((chunk, weight), bias) in chunks.iter_mut().zip(weight_chunks).zip(bias_chunks) {
-        for lane in 0..WIDTH {
-            chunk[lane] = one(chunk[lane], weight[lane], bias[lane]);
-        }
-    }
-    for ((value, weight), bias) in rest.iter_mut().zip(weight_rest).zip(bias_rest) {
-        *value = one(*value, *weight, *bias);
+    for ((value, weight), bias) in values.iter_mut().zip(weight).zip(bias) {
+        *value = A::multiply_add((*value - mean) * factor, *weight, *bias);
     }
 }
 

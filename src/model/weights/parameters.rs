@@ -41,6 +41,7 @@ pub struct LayerParameters<'a> {
     pub output_norm: Norm<'a>,
 }
 
+#[expect(clippy::large_enum_variant, reason = "one per loaded model")]
 #[derive(Clone, Debug, PartialEq)]
 pub enum HeadParameters<'a> {
     Embedding,

@@ -1,0 +1,630 @@
+//! Connections: from readiness to requests, from answers to bytes on the wire.
+
+use std::io;
+
+use super::{ConnectionId, Event, Kind, LINGER_BYTES_MAX, Life, Network, READ_BYTES_MAX, Reactor, TURN_BYTES_MAX};
+use crate::api::{self, Family, Reject, Route};
+use crate::http::{self, Head, Method, Phase, Request, ResponseHead, Step};
+use crate::job::{Buffer, JobKey};
+
+/// A body up to this size is read to its end even if its head was refused, so that the connection can be kept.
+const REFUSED_BODY_BYTES_MAX: u32 = 64 << 10;
+
+/// One client. Without a request it holds no buffer: 10,000 idle ones are 10,000 of these.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) generation: u32,
+    pub(super) open: bool,
+    pub(super) http: http::Connection,
+    /// Bytes received and not yet released, from the start of the current request; capacity 0 while there are none.
+    input: Buffer,
+    /// Bytes to be written, the first `written` of them done; capacity 0 while there are none.
+    output: Buffer,
+    written: usize,
+    pub(super) job: Option<JobKey>,
+    /// True exactly when the socket may hold bytes, or an end, that no edge will announce again.
+    readable: bool,
+    /// The peer has sent its last byte.
+    peer_closed: bool,
+    closing: Closing,
+    listed_again: bool,
+    listed_dirty: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Closing {
+    No,
+    /// When the output is written.
+    AfterOutput,
+    /// Our side is shut; what the peer still sends is thrown away, for an early close would destroy our last answer.
+    Lingering {
+        discarded: usize,
+    },
+}
+
+impl Connection {
+    pub(super) fn new() -> Connection {
+        Connection {
+            generation: 0,
+            open: false,
+            http: http::Connection::new(),
+            input: Buffer::new(),
+            output: Buffer::new(),
+            written: 0,
+            job: None,
+            readable: false,
+            peer_closed: false,
+            closing: Closing::No,
+            listed_again: false,
+            listed_dirty: false,
+        }
+    }
+
+    /// Open, and neither reading, working nor writing.
+    pub(super) fn is_idle(&self) -> bool {
+        self.open && self.job.is_none() && self.input.is_empty() && !self.has_output() && !self.readable
+    }
+
+    fn has_output(&self) -> bool {
+        self.written < self.output.len()
+    }
+}
+
+/// The method's name on the wire; what is none of ours is refused by the route.
+fn name(method: Method) -> &'static [u8] {
+    match method {
+        Method::Get => b"GET",
+        Method::Head => b"HEAD",
+        Method::Post => b"POST",
+        Method::Options => b"OPTIONS",
+        Method::Other => b"",
+    }
+}
+
+/// The model that a path names.
+fn model(route: Route) -> Option<u32> {
+    match route {
+        Route::Infer { model } => Some(model),
+        Route::Embeddings | Route::Models | Route::ModelsOpenAi | Route::Ready | Route::Live | Route::Metrics => None,
+    }
+}
+
+/// What must be known of a request to answer it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked {
+    pub(super) method: Method,
+    pub(super) family: Family,
+    /// The model, where the path names one.
+    pub(super) model: Option<u32>,
+    pub(super) request_id: RequestId,
+}
+
+/// The `x-request-id` of an answer: the client's own or one we made.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RequestId {
+    bytes: [u8; http::REQUEST_ID_BYTES_MAX],
+    length: u8,
+}
+
+impl RequestId {
+    fn new(id: &[u8]) -> RequestId {
+        let mut bytes = [0; http::REQUEST_ID_BYTES_MAX];
+        let length = id.len().min(bytes.len());
+        bytes[..length].copy_from_slice(&id[..length]);
+        RequestId { bytes, length: length as u8 }
+    }
+
+    /// Sixteen hexadecimal digits that do not repeat for 2^64 numbers.
+    fn made(number: u64) -> RequestId {
+        // SplitMix64's finaliser: a bijection, so different numbers stay different.
+        let mut mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^= mixed >> 31;
+        let digits: [u8; 16] =
+            std::array::from_fn(|index| b"0123456789abcdef"[(mixed >> (60 - 4 * index)) as usize & 15]);
+        RequestId::new(&digits)
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.length as usize]
+    }
+}
+
+impl<N: Network> Reactor<N> {
+    pub(super) fn open(&mut self, slot: u32, now_ns: u64) {
+        let connection = &mut self.connections[slot as usize];
+        debug_assert!(!connection.open && connection.input.capacity() == 0 && connection.output.capacity() == 0);
+        *connection = Connection {
+            generation: connection.generation,
+            open: true,
+            // Most clients have sent their request by the time they are accepted.
+            readable: true,
+            listed_again: connection.listed_again,
+            listed_dirty: connection.listed_dirty,
+            ..Connection::new()
+        };
+        self.deadlines.set(slot, Kind::Idle, now_ns);
+        self.list_again(slot);
+    }
+
+    /// Ends a connection and whatever it was waiting for.
+    pub(super) fn close(&mut self, slot: u32) {
+        let connection = &mut self.connections[slot as usize];
+        debug_assert!(connection.open);
+        connection.open = false;
+        connection.generation = connection.generation.wrapping_add(1);
+        let job = connection.job.take();
+        self.parts.buffers.put(std::mem::take(&mut connection.input));
+        self.parts.buffers.put(std::mem::take(&mut connection.output));
+        connection.written = 0;
+        self.deadlines.clear(slot);
+        self.network.close(slot);
+        self.connections_free.push(slot);
+        // There may be room, and a file descriptor, for one that waits.
+        self.accepts = true;
+        if let Some(job) = job {
+            self.cancel(job);
+        }
+    }
+
+    /// What the network says has become possible. Work is only noted here; [`Reactor::turn`] does it.
+    pub fn socket_ready(&mut self, id: ConnectionId, event: Event) {
+        let connection = &mut self.connections[id.slot as usize];
+        if !connection.open || connection.generation != id.generation {
+            return;
+        }
+        connection.readable |= event.readable;
+        connection.peer_closed |= event.closed;
+        let writes = event.writable && connection.has_output();
+        if event.closed && connection.job.is_some() {
+            // Nobody is left to read the answer, so nobody computes it.
+            self.parts.metrics.jobs_cancelled += 1;
+            return self.close(id.slot);
+        }
+        if writes {
+            self.list_dirty(id.slot);
+        }
+        if event.readable {
+            self.list_again(id.slot);
+        }
+    }
+
+    pub(super) fn list_again(&mut self, slot: u32) {
+        if !std::mem::replace(&mut self.connections[slot as usize].listed_again, true) {
+            self.again.push(slot);
+        }
+    }
+
+    fn list_dirty(&mut self, slot: u32) {
+        if !std::mem::replace(&mut self.connections[slot as usize].listed_dirty, true) {
+            self.dirty.push(slot);
+        }
+    }
+
+    /// Lets every listed connection go on; those that list themselves again do so for the next turn.
+    pub(super) fn go_on(&mut self, now_ns: u64) {
+        std::mem::swap(&mut self.again, &mut self.again_now);
+        while let Some(slot) = self.again_now.pop() {
+            self.connections[slot as usize].listed_again = false;
+            if self.connections[slot as usize].open {
+                self.pump(slot, now_ns);
+            }
+        }
+    }
+
+    /// Reads and takes requests until the connection waits for bytes, for an answer or for its next turn.
+    fn pump(&mut self, slot: u32, now_ns: u64) {
+        let mut budget = TURN_BYTES_MAX;
+        loop {
+            let connection = &mut self.connections[slot as usize];
+            if !connection.open {
+                return;
+            }
+            if let Closing::Lingering { .. } = connection.closing {
+                return self.discard(slot);
+            }
+            if connection.job.is_some() || connection.closing != Closing::No {
+                break;
+            }
+            // Answers of pipelined requests share an output buffer while there is room for one more.
+            if connection.has_output() && connection.output.capacity() - connection.output.len() < 2048 {
+                break;
+            }
+            match connection.http.advance(&mut connection.input, &self.limits.http) {
+                Step::NeedMore { filled, buffer_bytes } => {
+                    connection.input.truncate(filled);
+                    if !self.read_some(slot, buffer_bytes, &mut budget, now_ns) {
+                        break;
+                    }
+                }
+                Step::Head(head) => self.head_known(slot, head, now_ns),
+                Step::Continue => self.append(slot, http::CONTINUE, now_ns),
+                Step::Request(request) => self.request(slot, request, now_ns),
+                Step::Refuse(refusal) => {
+                    let reject = Reject::Framing { status: refusal.status(), message: refusal.message() };
+                    self.refuse_bytes(slot, reject, now_ns);
+                }
+                Step::Nothing => break,
+            }
+        }
+        self.settle(slot, now_ns);
+    }
+
+    /// Reads once. False if there is nothing to be had now, or the connection has been closed or refused.
+    fn read_some(&mut self, slot: u32, buffer_bytes: usize, budget: &mut usize, now_ns: u64) -> bool {
+        let connection = &mut self.connections[slot as usize];
+        if !connection.readable {
+            return false;
+        }
+        if *budget == 0 {
+            self.list_again(slot);
+            return false;
+        }
+        if !self.parts.buffers.grow(&mut connection.input, buffer_bytes) {
+            self.refuse_bytes(slot, Reject::NoBuffers, now_ns);
+            return false;
+        }
+        let filled = connection.input.len();
+        let room = (connection.input.capacity() - filled).min(READ_BYTES_MAX).min(*budget);
+        connection.input.resize(filled + room, 0);
+        let result = self.network.read(slot, &mut connection.input[filled..]);
+        let read = *result.as_ref().unwrap_or(&0);
+        connection.input.truncate(filled + read);
+        match result {
+            Ok(0) => self.close(slot),
+            Ok(read) => {
+                *budget -= read;
+                // A short read has emptied the socket: the next byte is a new edge. An end that has been announced
+                // already is not, so it must be read.
+                connection.readable = read == room || connection.peer_closed;
+                return true;
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => connection.readable = false,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return true,
+            Err(_) => self.close(slot),
+        }
+        false
+    }
+
+    /// After a pump: the deadline that applies, and no buffer without need.
+    fn settle(&mut self, slot: u32, now_ns: u64) {
+        let connection = &mut self.connections[slot as usize];
+        if !connection.open {
+            return;
+        }
+        if connection.input.is_empty() && connection.input.capacity() > 0 {
+            self.parts.buffers.put(std::mem::take(&mut connection.input));
+        }
+        if connection.has_output() {
+            self.deadlines.start(slot, Kind::Write, now_ns);
+            return self.list_dirty(slot);
+        }
+        if connection.job.is_some() {
+            return self.deadlines.clear(slot);
+        }
+        match connection.http.phase() {
+            Phase::Idle => self.deadlines.start(slot, Kind::Idle, now_ns),
+            Phase::Head => self.deadlines.start(slot, Kind::Head, now_ns),
+            Phase::Body => self.deadlines.start(slot, Kind::Body, now_ns),
+            Phase::Answer | Phase::Closed => {}
+        }
+    }
+
+    pub(super) fn expire(&mut self, slot: u32, kind: Kind, now_ns: u64) {
+        match kind {
+            Kind::Head | Kind::Body => {
+                self.refuse_bytes(slot, Reject::Deadline, now_ns);
+                self.settle(slot, now_ns);
+            }
+            Kind::Idle | Kind::Write | Kind::Linger => self.close(slot),
+        }
+    }
+
+    /// A head whose body is still to come. What can be refused now, and would cost much to read first, is.
+    fn head_known(&mut self, slot: u32, head: Head, now_ns: u64) {
+        let costly = head.expects_continue || head.body_bytes.is_none_or(|bytes| bytes > REFUSED_BODY_BYTES_MAX);
+        if !costly {
+            return;
+        }
+        let (route, asked) = self.look_up(slot, head);
+        if let Err(reject) = route {
+            self.refuse(slot, asked, reject, now_ns);
+        }
+    }
+
+    /// Where a head leads, and what an answer to it must look like.
+    fn look_up(&mut self, slot: u32, head: Head) -> (Result<Route, Reject>, Asked) {
+        let made = self.next_request_id();
+        let input = &self.connections[slot as usize].input;
+        let path = head.path.of(input);
+        let request_id = head.request_id.map_or(made, |span| RequestId::new(span.of(input)));
+        let asked = Asked { method: head.method, family: Family::of(path), model: None, request_id };
+        (api::route(name(head.method), path, &self.parts.catalog), asked)
+    }
+
+    fn next_request_id(&mut self) -> RequestId {
+        self.request_ids = self.request_ids.wrapping_add(1);
+        RequestId::made(self.request_ids)
+    }
+
+    /// A complete request: answered at once, or made a job.
+    fn request(&mut self, slot: u32, request: Request, now_ns: u64) {
+        if self.life != Life::Serving {
+            self.connections[slot as usize].http.close_after_answer();
+        }
+        let (route, asked) = self.look_up(slot, request.head);
+        match route {
+            Ok(route @ (Route::Infer { .. } | Route::Embeddings)) => {
+                if self.connections[slot as usize].peer_closed {
+                    // Whoever has closed already reads no answer, so nobody computes it.
+                    self.parts.metrics.jobs_cancelled += 1;
+                    return self.close(slot);
+                }
+                self.start_job(slot, route, request, Asked { model: model(route), ..asked }, now_ns);
+            }
+            Ok(route) => self.answer_directly(slot, route, &asked, now_ns),
+            Err(reject) => self.refuse(slot, asked, reject, now_ns),
+        }
+    }
+
+    /// Routes that the reactor knows the answer of.
+    fn answer_directly(&mut self, slot: u32, route: Route, asked: &Asked, now_ns: u64) {
+        let mut body = std::mem::take(&mut self.body);
+        body.clear();
+        let (mut status, mut content_type) = (200, "application/json");
+        match route {
+            Route::Models => api::system::models(&self.parts.catalog, &mut body),
+            Route::ModelsOpenAi => api::system::models_openai(&self.parts.catalog, self.started_s, &mut body),
+            Route::Live => body.extend_from_slice(api::system::LIVE.as_bytes()),
+            Route::Ready => {
+                let readiness = self.readiness();
+                status = readiness.status();
+                body.extend_from_slice(readiness.body().as_bytes());
+            }
+            Route::Metrics => {
+                content_type = "text/plain; version=0.0.4; charset=utf-8";
+                self.parts.metrics.write(self.gauges(), &mut body);
+            }
+            Route::Infer { .. } | Route::Embeddings => unreachable!("these are jobs"),
+        }
+        self.parts.metrics.count_answer(None, status);
+        let consumed = self.answer(slot, status, asked, &body, now_ns, |head| head.content_type(content_type));
+        self.release(slot, consumed);
+        self.body = body;
+    }
+
+    /// Answers the request at the front of the input with an error.
+    pub(super) fn refuse(&mut self, slot: u32, asked: Asked, reject: Reject, now_ns: u64) {
+        let consumed = self.write_refusal(slot, &asked, reject, &[], now_ns);
+        self.release(slot, consumed);
+    }
+
+    /// Answers bytes that are no complete request with an error; the connection ends.
+    fn refuse_bytes(&mut self, slot: u32, reject: Reject, now_ns: u64) {
+        let request_id = self.next_request_id();
+        self.refuse(
+            slot,
+            Asked { method: Method::Get, family: Family::Native, model: None, request_id },
+            reject,
+            now_ns,
+        );
+    }
+
+    /// Queues an error in its family's shape. Returns the bytes of input that belong to its request.
+    pub(super) fn write_refusal(
+        &mut self,
+        slot: u32,
+        asked: &Asked,
+        reject: Reject,
+        stages: &[(&'static str, u64)],
+        now_ns: u64,
+    ) -> usize {
+        let mut body = std::mem::take(&mut self.body);
+        body.clear();
+        reject.write(asked.family, &mut body);
+        let status = reject.status();
+        self.parts.metrics.count_answer(asked.model, status);
+        if reject.closes() {
+            self.connections[slot as usize].http.close_after_answer();
+        }
+        let consumed = self.answer(slot, status, asked, &body, now_ns, |mut head| {
+            head = head.content_type("application/json");
+            if !stages.is_empty() {
+                head = head.server_timing(stages);
+            }
+            if let Some(seconds) = reject.retry_after_s() {
+                head = head.number("retry-after", seconds.into());
+            }
+            if let Some(methods) = reject.allow() {
+                head = head.header("allow", methods.as_bytes());
+            }
+            head
+        });
+        self.body = body;
+        consumed
+    }
+
+    /// Queues an answer and ends the request that it answers. Returns the bytes of input that belong to the request.
+    fn answer(
+        &mut self,
+        slot: u32,
+        status: u16,
+        asked: &Asked,
+        body: &[u8],
+        now_ns: u64,
+        fields: impl FnOnce(ResponseHead<'_>) -> ResponseHead<'_>,
+    ) -> usize {
+        let persistence = self.connections[slot as usize].http.persistence();
+        let mut head = std::mem::take(&mut self.head);
+        head.clear();
+        let date = self.date.text;
+        let mut response = ResponseHead::new(&mut head, status);
+        if let Some(date) = &date {
+            response = response.date(date);
+        }
+        response = response.header("x-request-id", asked.request_id.bytes());
+        fields(response).finish_with(body, asked.method, persistence);
+        self.append(slot, &head, now_ns);
+        self.head = head;
+        if self.connections[slot as usize].open { self.finish_request(slot) } else { 0 }
+    }
+
+    /// Lets go of answered input.
+    fn release(&mut self, slot: u32, consumed: usize) {
+        let connection = &mut self.connections[slot as usize];
+        if connection.closing != Closing::No {
+            connection.input.clear();
+        } else {
+            connection.input.drain(..consumed);
+        }
+    }
+
+    /// The request's answer is queued: the next may be read, or the connection ends after it.
+    pub(super) fn finish_request(&mut self, slot: u32) -> usize {
+        let connection = &mut self.connections[slot as usize];
+        let finished = connection.http.finish();
+        if !finished.keep_alive {
+            connection.closing = Closing::AfterOutput;
+        }
+        finished.consumed
+    }
+
+    /// Appends small output. Without memory for it the connection ends, as it cannot be told anything.
+    fn append(&mut self, slot: u32, bytes: &[u8], now_ns: u64) {
+        let connection = &mut self.connections[slot as usize];
+        let total = connection.output.len() + bytes.len();
+        if !self.parts.buffers.grow(&mut connection.output, total) {
+            return self.close(slot);
+        }
+        connection.output.extend_from_slice(bytes);
+        self.deadlines.set(slot, Kind::Write, now_ns);
+        self.list_dirty(slot);
+    }
+
+    /// Queues a whole answer that lies in a buffer of its own, from `start` on.
+    pub(super) fn queue_output(&mut self, slot: u32, output: Buffer, start: usize, now_ns: u64) {
+        let connection = &mut self.connections[slot as usize];
+        debug_assert!(!connection.has_output(), "a job's answer is its connection's only one");
+        let old = std::mem::replace(&mut connection.output, output);
+        connection.written = start;
+        self.parts.buffers.put(old);
+        self.deadlines.set(slot, Kind::Write, now_ns);
+        self.list_dirty(slot);
+        // What the client has sent meanwhile is read when this is written.
+        self.list_again(slot);
+    }
+
+    /// Writes what has been queued in this turn, each connection once.
+    pub(super) fn flush(&mut self, now_ns: u64) {
+        while let Some(slot) = self.dirty.pop() {
+            self.connections[slot as usize].listed_dirty = false;
+            if self.connections[slot as usize].open && self.connections[slot as usize].has_output() {
+                self.write(slot, now_ns);
+            }
+        }
+    }
+
+    fn write(&mut self, slot: u32, now_ns: u64) {
+        let connection = &mut self.connections[slot as usize];
+        let end = connection.output.len().min(connection.written + TURN_BYTES_MAX);
+        match self.network.write(slot, &connection.output[connection.written..end]) {
+            Ok(written) => {
+                connection.written += written;
+                if connection.has_output() {
+                    self.deadlines.set(slot, Kind::Write, now_ns);
+                    if connection.written == end {
+                        // The budget ended before the socket's room did: no edge will come.
+                        self.list_again(slot);
+                    }
+                } else {
+                    self.output_written(slot, now_ns);
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => self.list_again(slot),
+            Err(_) => self.close(slot),
+        }
+    }
+
+    fn output_written(&mut self, slot: u32, now_ns: u64) {
+        let connection = &mut self.connections[slot as usize];
+        self.parts.buffers.put(std::mem::take(&mut connection.output));
+        connection.written = 0;
+        if connection.closing != Closing::No {
+            if connection.peer_closed && !connection.readable {
+                return self.close(slot);
+            }
+            connection.closing = Closing::Lingering { discarded: 0 };
+            self.network.shut_down_write(slot);
+            self.deadlines.set(slot, Kind::Linger, now_ns);
+            return self.list_again(slot);
+        }
+        if connection.job.is_some() {
+            // An interim answer (100 Continue) before the job's own.
+            return self.deadlines.clear(slot);
+        }
+        match connection.http.phase() {
+            Phase::Body => self.deadlines.set(slot, Kind::Body, now_ns),
+            Phase::Head => self.deadlines.set(slot, Kind::Head, now_ns),
+            Phase::Idle | Phase::Answer | Phase::Closed => self.deadlines.set(slot, Kind::Idle, now_ns),
+        }
+        if self.life != Life::Serving && connection.is_idle() {
+            return self.close(slot);
+        }
+        if !connection.input.is_empty() || connection.readable {
+            self.list_again(slot);
+        }
+    }
+
+    /// Reads and throws away what a refused client still sends, within bounds.
+    fn discard(&mut self, slot: u32) {
+        let mut budget = TURN_BYTES_MAX;
+        let mut waste = [0; 4096];
+        while self.connections[slot as usize].readable {
+            match self.network.read(slot, &mut waste) {
+                Ok(0) => return self.close(slot),
+                Ok(read) => {
+                    let connection = &mut self.connections[slot as usize];
+                    let Closing::Lingering { discarded } = &mut connection.closing else { return };
+                    *discarded += read;
+                    if *discarded > LINGER_BYTES_MAX {
+                        return self.close(slot);
+                    }
+                    budget = budget.saturating_sub(read);
+                    if budget == 0 {
+                        return self.list_again(slot);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.connections[slot as usize].readable = false;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return self.close(slot),
+            }
+        }
+    }
+
+    /// Takes the request's bytes out of a connection; what lies behind the request stays. `None` without memory for that.
+    pub(super) fn take_request(&mut self, slot: u32, consumed: usize) -> Option<Buffer> {
+        let connection = &mut self.connections[slot as usize];
+        let rest = connection.input.len() - consumed;
+        let mut remaining = if rest == 0 { Buffer::new() } else { self.parts.buffers.take(rest)? };
+        remaining.extend_from_slice(&connection.input[consumed..]);
+        connection.input.truncate(consumed);
+        Some(std::mem::replace(&mut connection.input, remaining))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn made_request_ids_differ() {
+        let ids: std::collections::HashSet<_> =
+            (0..10_000).map(|number| RequestId::made(number).bytes().to_vec()).collect();
+        assert_eq!(ids.len(), 10_000);
+        assert!(ids.iter().all(|id| id.len() == 16 && id.iter().all(u8::is_ascii_hexdigit)));
+    }
+}

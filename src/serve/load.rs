@@ -1,0 +1,198 @@
+//! From settings to loaded devices: folders found or fetched, tokenizers read, weights on every device.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::Error;
+use crate::config::{DeviceName, Devices, ModelSettings, Settings};
+use crate::device::cpu::Cpu;
+use crate::device::sim::Sim;
+use crate::device::{Device, LoadError, Offer};
+use crate::job::ModelKey;
+use crate::model::fetch::{self, Wanted};
+use crate::model::{Model, Source, folder};
+use crate::ring::Doorbell;
+use crate::tokenize::Tokenizer;
+
+/// Everything loaded, in the configuration's order.
+#[derive(Debug)]
+pub struct Loaded {
+    pub models: Vec<LoadedModel>,
+    pub devices: Vec<LoadedDevice>,
+}
+
+#[derive(Debug)]
+pub struct LoadedModel {
+    pub key: ModelKey,
+    pub model: Arc<Model>,
+    pub tokenizer: Tokenizer,
+    /// Output values per sequence, and the number of token ids, as the devices have them.
+    pub width: u32,
+    pub vocabulary: u32,
+    /// Indices of the devices that hold it.
+    pub devices: Vec<usize>,
+}
+
+pub struct LoadedDevice {
+    pub device: Box<dyn Device>,
+    pub offers: Vec<(ModelKey, Offer)>,
+}
+
+impl std::fmt::Debug for LoadedDevice {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let LoadedDevice { device, offers } = self;
+        formatter.debug_struct("LoadedDevice").field("device", &device.name()).field("offers", offers).finish()
+    }
+}
+
+/// The devices that the settings name, on this machine.
+fn device_names(settings: &Settings) -> Result<Vec<DeviceName>, Error> {
+    match &settings.devices {
+        Devices::Auto => Ok(vec![DeviceName::Cpu]),
+        Devices::List(names) => match names.iter().find(|name| matches!(name, DeviceName::Cuda(_))) {
+            Some(DeviceName::Cuda(index)) => Err(Error(format!(
+                "devices: cuda:{index} needs a binary built with TensorRT; this one serves on `cpu`"
+            ))),
+            Some(DeviceName::Cpu | DeviceName::Sim) | None => Ok(names.clone()),
+        },
+    }
+}
+
+/// Loads every model onto every device that can run it. `bell` makes the doorbell of the next device: it is asked once for
+/// each, in order.
+pub fn load(settings: &Settings, bell: &mut dyn FnMut() -> Arc<Doorbell>) -> Result<Loaded, Error> {
+    if settings.models.is_empty() {
+        return Err(Error("the configuration names no model; `reactrt demo` brings one".into()));
+    }
+    let mut loader = Loader { settings, bell, devices: Vec::new(), folders: Vec::new(), onnx: None };
+    for name in device_names(settings)? {
+        loader.folders.push(loader.devices.len());
+        loader.open(name);
+    }
+    let mut models = Vec::new();
+    for (index, entry) in settings.models.iter().enumerate() {
+        let failed = |error: Error| Error(format!("{}: model `{}`: {error}", entry.place, entry.name));
+        models.push(loader.load(index, entry).map_err(failed)?);
+    }
+    Ok(Loaded { models, devices: loader.devices })
+}
+
+/// Devices in the making.
+struct Loader<'a> {
+    settings: &'a Settings,
+    bell: &'a mut dyn FnMut() -> Arc<Doorbell>,
+    devices: Vec<LoadedDevice>,
+    /// Those that run model folders, and the one that runs ONNX files once there is such a model.
+    folders: Vec<usize>,
+    onnx: Option<usize>,
+}
+
+impl Loader<'_> {
+    fn open(&mut self, name: DeviceName) {
+        let bell = (self.bell)();
+        let device: Box<dyn Device> = match name {
+            DeviceName::Cpu => Box::new(Cpu::new(&self.settings.cpu, Arc::new(move || bell.ring()))),
+            DeviceName::Sim => Box::new(Sim::new((&self.settings.sim).into())),
+            DeviceName::Cuda(_) => unreachable!("refused by device_names"),
+        };
+        self.devices.push(LoadedDevice { device, offers: Vec::new() });
+    }
+
+    fn load(&mut self, index: usize, entry: &ModelSettings) -> Result<LoadedModel, Error> {
+        let model = Arc::new(load_model(entry)?);
+        let words = |error: LoadError| Error(error.0);
+        let tokenizer = Tokenizer::load(&model.tokenizer).map_err(words)?;
+        let key = ModelKey { index: index as u32, generation: 0 };
+        let devices = match &model.source {
+            Source::Folder(_) => self.folders.clone(),
+            Source::Onnx(_) => vec![self.onnx_device()?],
+            Source::Engine(path) => return Err(Error(unsupported(path))),
+        };
+        let mut width = 0;
+        for device in &devices {
+            let device = &mut self.devices[*device];
+            let offer = device.device.load(key, &model).map_err(words)?;
+            check_offer(&model, &offer)?;
+            width = offer.width;
+            device.offers.push((key, offer));
+        }
+        let vocabulary = vocabulary(&model, &tokenizer);
+        Ok(LoadedModel { key, model, tokenizer, width, vocabulary, devices })
+    }
+
+    #[cfg(feature = "onnxruntime")]
+    fn onnx_device(&mut self) -> Result<usize, Error> {
+        if let Some(index) = self.onnx {
+            return Ok(index);
+        }
+        let bell = (self.bell)();
+        let device = crate::device::onnx::Onnx::new(&self.settings.cpu, None, Arc::new(move || bell.ring()))
+            .map_err(|error| Error(error.0))?;
+        self.devices.push(LoadedDevice { device: Box::new(device), offers: Vec::new() });
+        self.onnx = Some(self.devices.len() - 1);
+        Ok(self.devices.len() - 1)
+    }
+
+    #[cfg(not(feature = "onnxruntime"))]
+    fn onnx_device(&mut self) -> Result<usize, Error> {
+        unreachable!("load_model refuses ONNX files, so there is never one in {:?}", self.onnx)
+    }
+}
+
+/// What the configuration's entry and the model's own files say together.
+pub fn load_model(entry: &ModelSettings) -> Result<Model, Error> {
+    let found = |text: &str, wanted| fetch::resolve(text, wanted).map_err(|error| Error(error.to_string()));
+    let path = found(&entry.model_path, Wanted::Model)?;
+    let tokenizer = entry.tokenizer_path.as_deref().map(|text| found(text, Wanted::Tokenizer)).transpose()?;
+    let words = |error: LoadError| Error(error.0);
+    if path.is_dir() {
+        return folder::read(&path, tokenizer.as_deref(), entry).map_err(words);
+    }
+    #[cfg(feature = "onnxruntime")]
+    if path.extension().is_some_and(|extension| extension == "onnx") {
+        return crate::model::convert::read(&path, tokenizer.as_deref(), entry).map_err(words);
+    }
+    Err(Error(unsupported(&path)))
+}
+
+fn unsupported(path: &Path) -> String {
+    let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+    let path: PathBuf = path.to_owned();
+    match extension {
+        "onnx" => format!(
+            "{} is an ONNX file: the CPU device runs model folders; a binary built with `--features onnxruntime` runs ONNX",
+            path.display()
+        ),
+        "engine" | "plan" | "trt" => format!(
+            "{} is a TensorRT engine, which runs on a GPU only; the CPU device runs model folders",
+            path.display()
+        ),
+        _ => format!("{} is neither a model folder nor a file of a known kind", path.display()),
+    }
+}
+
+fn check_offer(model: &Model, offer: &Offer) -> Result<(), Error> {
+    if (offer.length_max() as usize) < model.max_length {
+        return Err(Error(format!(
+            "max_length {} is more than the {} tokens that the device's largest bucket holds",
+            model.max_length,
+            offer.length_max()
+        )));
+    }
+    Ok(())
+}
+
+/// Ids that may be sent are below this.
+fn vocabulary(model: &Model, tokenizer: &Tokenizer) -> u32 {
+    let made = tokenizer.vocabulary();
+    let Some(geometry) = &model.geometry else { return made };
+    if made as usize > geometry.vocabulary {
+        eprintln!(
+            "warning: {} has {made} tokens, but model `{}` has rows for {}; a text that needs another is refused",
+            model.tokenizer.display(),
+            model.name,
+            geometry.vocabulary
+        );
+    }
+    geometry.vocabulary as u32
+}

@@ -1,0 +1,507 @@
+//! The configuration as people meet it: the old server's file, every way to get one wrong with the exact words that come
+//! back, what goes over what, and the reference file against the table that it is printed from.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use reactrt::config::{self, DeviceName, Devices, Overrides, Pin, Settings, TABLE};
+use reactrt::model::{Pooling, Task};
+
+/// As the old server's README prints it.
+const OLD_FILE: &str = r#"nli_models:
+  xlm-roberta-large-xnli:
+    model_name: "xlm-roberta-large-xnli"
+    model_path: "./model/nlimodels/trtmodels/nli_model_dynamic_bs.trt"
+    tokenizer_path: "joeddav/xlm-roberta-large-xnli"
+    reuse_dynamic_buffer: true
+    cuda_graph_list:
+      - 1
+      - 3
+      - 5
+
+embedding_models:
+  bge-m3:
+    model_name: "bge-m3"
+    model_path: "./model/embedding_models/trt_models/bge_m3_model_dynamic_bs.trt"
+    tokenizer_path: "./model/embedding_models/bge-m3-tokenizer"
+    reuse_dynamic_buffer: true
+    cuda_graph_list:
+      - 1
+      - 3
+      - 5
+
+reranking_models:
+  bge-reranker-large:
+    model_name: "bge-reranker-large"
+    model_path: "./model/reranker_models/trt_models/bge_reranker_large_dynamic.trt"
+    tokenizer_path: "./model/reranker_models/bge-reranker-large-tokenizer"
+    reuse_dynamic_buffer: true
+    cuda_graph_list:
+      - 1
+      - 3
+      - 5
+"#;
+
+fn parse(text: &str) -> Result<Settings, String> {
+    config::parse("c.yaml", text, &Overrides::default()).map_err(|problems| problems.to_string())
+}
+
+fn with(text: &str, environment: &[(&str, &str)], flags: &[(&str, &str)]) -> Result<Settings, String> {
+    let owned = |pairs: &[(&str, &str)]| pairs.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect();
+    let overrides = Overrides { environment: owned(environment), flags: owned(flags) };
+    config::parse("c.yaml", text, &overrides).map_err(|problems| problems.to_string())
+}
+
+#[test]
+fn the_old_servers_file_loads_unchanged() {
+    let settings = parse(OLD_FILE).unwrap();
+    let models: Vec<_> = settings.models.iter().map(|model| (model.task, model.name.as_str())).collect();
+    let expected =
+        [(Task::Nli, "xlm-roberta-large-xnli"), (Task::Embedding, "bge-m3"), (Task::Reranking, "bge-reranker-large")];
+    assert_eq!(models, expected, "in the file's order");
+    for model in &settings.models {
+        assert!(model.reuse_dynamic_buffer);
+        assert_eq!(model.cuda_graph_list, [1, 3, 5]);
+        assert_eq!((model.pooling, model.normalize, model.max_length, &model.labels), (None, None, None, &None));
+    }
+    assert_eq!(settings.models[0].tokenizer_path.as_deref(), Some("joeddav/xlm-roberta-large-xnli"));
+    assert_eq!(settings.models[1].model_path, "./model/embedding_models/trt_models/bge_m3_model_dynamic_bs.trt");
+    assert_eq!(settings.models[1].place, "c.yaml:13");
+    // Nothing else differs from the defaults.
+    assert_eq!(Settings { models: Vec::new(), ..settings }, Settings::default());
+}
+
+#[test]
+fn everything_that_can_be_set_is_set() {
+    let text = "
+server: {host: 0.0.0.0, port: 0}
+batching: {max_wait: 2.5, max_batch: 32, max_batch_tokens: 16384, queue_tokens_max: 1_000_000, age_us_max: 7}
+limits: {body_bytes_max: 8 MiB, text_bytes_max: 2MiB, answer_bytes_max: 1000000, memory_bytes_max: 1 GB, texts_max: 3}
+threads: {workers: 3, spin_us: 50, pin: never}
+devices: [cuda:0, cuda:1, cpu]
+cpu: {lanes: 3, threads_per_lane: 2, tokens_max: 512}
+sim: {seed: 18446744073709551615, fault_rate: 0.25, packed: no}
+engines: /var/lib/reactrt
+embedding_models:
+  a:
+    model_path: some/folder
+    model_name: 7
+    pooling: cls
+    normalize: on
+    max_length: 512
+    prompts: {query: 'query: ', document: ''}
+    default_prompt: document
+    cuda_graph_list: [16, 4, 4]
+    tokenizer_path:
+nli_models:
+  b: {model_path: x, labels: [no, yes]}
+";
+    let settings = parse(text).unwrap();
+    assert_eq!((settings.server.host.as_str(), settings.server.port), ("0.0.0.0", 0));
+    assert_eq!((settings.batching.linger_us, settings.batching.sequences_max), (2_500, Some(32)));
+    assert_eq!((settings.batching.tokens_max, settings.batching.queue_tokens_max), (Some(16_384), 1_000_000));
+    assert_eq!((settings.limits.body_bytes_max, settings.limits.text_bytes_max), (8 << 20, 2 << 20));
+    assert_eq!((settings.limits.answer_bytes_max, settings.limits.memory_bytes_max), (1_000_000, 1_000_000_000));
+    assert_eq!((settings.threads.workers, settings.threads.spin_us, settings.threads.pin), (3, 50, Pin::Never));
+    let devices = vec![DeviceName::Cuda(0), DeviceName::Cuda(1), DeviceName::Cpu];
+    assert_eq!(settings.devices, Devices::List(devices));
+    assert_eq!((settings.cpu.lanes, settings.cpu.threads_per_lane, settings.cpu.tokens_max), (3, 2, 512));
+    assert_eq!((settings.sim.seed, settings.sim.fault_rate, settings.sim.packed), (u64::MAX, 0.25, false));
+    assert_eq!(settings.engines, Path::new("/var/lib/reactrt"));
+    let [a, b] = &settings.models[..] else { panic!("two models") };
+    assert_eq!((a.name.as_str(), a.pooling, a.normalize), ("7", Some(Pooling::Cls), Some(true)));
+    assert_eq!((a.max_length, a.tokenizer_path.as_deref(), &a.cuda_graph_list[..]), (Some(512), None, &[4, 16][..]));
+    let prompts = vec![("query".to_owned(), "query: ".to_owned()), ("document".to_owned(), String::new())];
+    assert_eq!((a.prompts.as_ref(), a.default_prompt.as_deref()), (Some(&prompts), Some("document")));
+    assert_eq!(b.labels.as_deref(), Some(&["no".to_owned(), "yes".to_owned()][..]));
+}
+
+/// A file and all that is said about it.
+const WRONG: &[(&str, &[&str])] = &[
+    (
+        "embedding_models:\n  bge-m3:\n    model_path: x\n    reuse_dynamic_bufer: true\n",
+        &[
+            r#"c.yaml:4: unknown key "reuse_dynamic_bufer" in embedding_models.bge-m3; did you mean "reuse_dynamic_buffer"?"#,
+        ],
+    ),
+    ("embeding_models: {}\n", &[r#"c.yaml:1: unknown key "embeding_models"; did you mean "embedding_models"?"#]),
+    ("\nport: 80\n", &[r#"c.yaml:2: unknown key "port"; it belongs into the section "server""#]),
+    ("limits:\n  linger_us: 3\n", &[r#"c.yaml:2: unknown key "linger_us" in limits; it belongs into batching"#]),
+    ("server:\n  pot: 3\n", &[r#"c.yaml:2: unknown key "pot" in server; did you mean "port"?"#]),
+    ("server:\n  colour: red\n", &[r#"c.yaml:2: unknown key "colour" in server; known here: host, port"#]),
+    (
+        "server:\n  port: abc\n",
+        &[r#"c.yaml:2: server.port: expected a whole number from 0 to 65535, found the text "abc""#],
+    ),
+    (
+        "server:\n  port: \"80\"\n",
+        &[r#"c.yaml:2: server.port: expected a whole number from 0 to 65535, found the text "80""#],
+    ),
+    ("server:\n  port: 65536\n", &["c.yaml:2: server.port: expected a whole number from 0 to 65535, found 65536"]),
+    ("server:\n  port: -1\n", &["c.yaml:2: server.port: expected a whole number from 0 to 65535, found -1"]),
+    ("server:\n  port:\n", &["c.yaml:2: server.port: expected a whole number from 0 to 65535, found nothing"]),
+    ("server:\n  port: [80]\n", &["c.yaml:2: server.port: expected a whole number from 0 to 65535, found a list"]),
+    ("server: 80\n", &["c.yaml:1: server: expected a group of keys, found 80"]),
+    ("- a\n- b\n", &["c.yaml:1: the file: expected a group of keys, found a list"]),
+    ("server:\n  host:\n", &["c.yaml:2: server.host: expected a text, found nothing"]),
+    (
+        "limits:\n  body_bytes_max: 4 MeB\n",
+        &[
+            "c.yaml:2: limits.body_bytes_max: expected a number of bytes from 1 KiB to 1 GiB (units: B, KiB, MiB, GiB, kB, MB, GB), found the text \"4 MeB\"",
+        ],
+    ),
+    (
+        "batching:\n  max_batch_size: 0\n  linger_us: 5\n  max_wait: -1\n",
+        &[
+            "c.yaml:2: batching.max_batch_size: expected auto or a whole number from 1 to 1000000, found 0",
+            "c.yaml:4: batching.max_wait says the same as batching.linger_us, which this file has too",
+            "c.yaml:4: batching.max_wait: expected milliseconds from 0 to 10000, found -1",
+        ],
+    ),
+    (
+        "threads:\n  pin: sometimes\n",
+        &[r#"c.yaml:2: threads.pin: expected auto, always or never, found the text "sometimes""#],
+    ),
+    (
+        "sim: {packed: 2, fault_rate: 1.5}\n",
+        &[
+            "c.yaml:1: sim.packed: expected true or false, found 2",
+            "c.yaml:1: sim.fault_rate: expected a number from 0 to 1, found 1.5",
+        ],
+    ),
+    (
+        "devices: gpu\n",
+        &[r#"c.yaml:1: devices: expected auto, or a list of cpu, sim, cuda:0, cuda:1, …, found the device "gpu""#],
+    ),
+    ("devices: [cpu, cpu]\n", &["c.yaml:1: devices: the device cpu is listed twice"]),
+    (
+        "devices: []\n",
+        &["c.yaml:1: devices: expected auto, or a list of cpu, sim, cuda:0, cuda:1, …, found an empty list"],
+    ),
+    ("engines: {}\n", &["c.yaml:1: engines: expected a text, found a group of keys"]),
+    // Models.
+    ("nli_models:\n  a:\n", &["c.yaml:2: nli_models.a has no model_path"]),
+    ("nli_models:\n  a: x\n", &[r#"c.yaml:2: nli_models.a: expected a group of keys, found the text "x""#]),
+    (
+        "embedding_models:\n  a:\n    model_name: m\n    model_path: x\nnli_models:\n  b:\n    model_path: y\n    model_name: m\n",
+        &[r#"c.yaml:8: the model name "m" is taken already, at c.yaml:2"#],
+    ),
+    (
+        "nli_models:\n  a: {model_path: x}\n  a: {model_path: y}\n",
+        &[r#"c.yaml:3: "a" is in nli_models already, on line 2"#],
+    ),
+    (
+        "reranking_models:\n  a:\n    model_path: x\n    pooling: cls\n    cuda_graph_list: 4\n    max_length: 0\n",
+        &[
+            "c.yaml:4: reranking_models.a.pooling: this key means something in embedding_models only",
+            "c.yaml:5: reranking_models.a.cuda_graph_list: expected a list of batch sizes, found 4",
+            "c.yaml:6: reranking_models.a.max_length: expected a whole number from 1 to 1048576, found 0",
+        ],
+    ),
+    (
+        "embedding_models:\n  a:\n    model_path: x\n    pooling: max\n    prompts: {query: q}\n    default_prompt: qery\n",
+        &[
+            r#"c.yaml:4: embedding_models.a.pooling: expected cls or mean, found the text "max""#,
+            r#"c.yaml:2: embedding_models.a.default_prompt: there is no prompt "qery"; did you mean "query"?"#,
+        ],
+    ),
+    (
+        "nli_models:\n  a:\n    model_path: x\n    labels: [one]\n",
+        &["c.yaml:4: nli_models.a.labels: expected a list of two or more names, found 1"],
+    ),
+    (
+        "nli_models:\n  a:\n    model_path: x\n    model_name: \"a\\nb\"\n",
+        &["c.yaml:4: nli_models.a: a model's name has 1 to 256 bytes and no control characters"],
+    ),
+    // Numbers that clash.
+    (
+        "limits:\n  text_bytes_max: 5 MiB\n",
+        &["c.yaml:2: limits.text_bytes_max (5 MiB) is more than limits.body_bytes_max (4 MiB)"],
+    ),
+    (
+        "limits:\n  json_values_max: 1000\n",
+        &["c.yaml:2: limits.texts_max (2048) is more than limits.json_values_max (1000)"],
+    ),
+    (
+        "limits:\n  pieces_max: 7\nthreads:\n  workers: 4\n",
+        &["c.yaml:2: limits.pieces_max (7) is less than two for each of threads.workers (4)"],
+    ),
+    (
+        "cpu:\n  tokens_max: 16\nlimits:\n  piece_sequences_max: 17\n",
+        &["c.yaml:4: limits.piece_sequences_max (17) is more than cpu.tokens_max (16)"],
+    ),
+    (
+        "batching:\n  max_batch_tokens: 300\n  queue_tokens_max: 200\nnli_models:\n  a: {model_path: x, max_length: 512}\n",
+        &[
+            "c.yaml:3: batching.queue_tokens_max (200) is less than the max_length of a (512)",
+            "c.yaml:2: batching.max_batch_tokens (300) is less than the max_length of a (512)",
+            "c.yaml:2: batching.max_batch_tokens (300) is more than batching.queue_tokens_max (200)",
+        ],
+    ),
+    (
+        "threads: {workers: 1}\nlimits:\n  connections_max: 200000\n",
+        &[
+            "c.yaml:3: limits.memory_bytes_max (256 MB) is less than what the other limits add up to (539 MB); most of it is limits.connections_max's (410 MB)",
+        ],
+    ),
+    // No YAML.
+    ("server: {}\n---\nserver: {}\n", &["c.yaml:3: not valid YAML: a second document; one file is one document"]),
+    ("server:\n  ? [a]\n  : 1\n", &["c.yaml:2: not valid YAML: a key must be a word"]),
+    ("a: &x [*x]\n", &["c.yaml:1: not valid YAML: an alias to a value that is not complete"]),
+];
+
+#[test]
+fn each_wrong_file_gets_exactly_these_words() {
+    for (text, expected) in WRONG {
+        let said = parse(text).expect_err(text);
+        assert_eq!(said.lines().collect::<Vec<_>>(), *expected, "of the file\n{text}");
+    }
+}
+
+#[test]
+fn broken_yaml_names_its_line() {
+    for (text, line) in [("server:\n  port: [1\n", 2..=3), ("server:\n\tport: 1\n", 2..=2), ("a: \"x\n\n\n", 1..=4)] {
+        let said = parse(text).expect_err(text);
+        let number = said.strip_prefix("c.yaml:").and_then(|rest| rest.split_once(": not valid YAML: "));
+        let (number, reason) = number.unwrap_or_else(|| panic!("{said:?} of {text:?}"));
+        assert!(line.contains(&number.parse().unwrap()) && !reason.is_empty(), "{said:?} of {text:?}");
+    }
+}
+
+#[test]
+fn a_few_lines_cannot_grow_to_gigabytes() {
+    let mut text = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
+    for level in 1..12 {
+        let inner = format!("*a{}", level - 1);
+        text.push_str(&format!("a{level}: &a{level} [{}]\n", [inner.as_str(); 10].join(", ")));
+    }
+    let said = parse(&text).unwrap_err();
+    assert!(said.ends_with("not valid YAML: more than 100000 values"), "{said}");
+}
+
+#[test]
+fn an_alias_repeats_what_it_names() {
+    let text = "embedding_models:\n  a: {model_path: x, cuda_graph_list: &sizes [1, 2]}\n  b: {model_path: y, cuda_graph_list: *sizes}\n";
+    let settings = parse(text).unwrap();
+    assert_eq!(settings.models[1].cuda_graph_list, [1, 2]);
+}
+
+#[test]
+fn a_flag_goes_over_a_variable_goes_over_the_file() {
+    let file = "server: {port: 1}\nbatching: {linger_us: 1}\ncpu: {lanes: 4}\n";
+    let variables =
+        [("REACTRT_SERVER_PORT", "2"), ("REACTRT_BATCHING_LINGER_US", "2"), ("REACTRT_DEVICES", "cpu, sim")];
+    assert_eq!(parse(file).unwrap().server.port, 1);
+    let settings = with(file, &variables, &[]).unwrap();
+    assert_eq!((settings.server.port, settings.batching.linger_us), (2, 2));
+    assert_eq!(settings.devices, Devices::List(vec![DeviceName::Cpu, DeviceName::Sim]));
+    let settings = with(file, &variables, &[("server.port", "3"), ("devices", "auto")]).unwrap();
+    assert_eq!((settings.server.port, settings.batching.linger_us), (3, 2));
+    assert_eq!(settings.devices, Devices::Auto);
+    // An old name in the file does not keep a variable from the present one.
+    let settings = with("batching: {max_wait: 10}\n", &[("REACTRT_BATCHING_LINGER_US", "5")], &[]).unwrap();
+    assert_eq!(settings.batching.linger_us, 5);
+    // `auto` takes a number of the file back.
+    let automatic = with(file, &[("REACTRT_CPU_LANES", "auto")], &[]).unwrap();
+    assert_eq!(automatic.cpu, Settings::default().cpu);
+}
+
+#[test]
+fn wrong_variables_and_flags_are_named() {
+    let said = with("", &[("REACTRT_SERVER_PROT", "1"), ("REACTRT_LIMITS_TEXTS_MAX", "0")], &[("server.port", "x")]);
+    let said = said.unwrap_err();
+    let expected = [
+        "REACTRT_SERVER_PROT: unknown variable; did you mean \"REACTRT_SERVER_PORT\"?",
+        "REACTRT_LIMITS_TEXTS_MAX: limits.texts_max: expected a whole number from 1 to 1000000, found 0",
+        "--port: server.port: expected a whole number from 0 to 65535, found the text \"x\"",
+    ];
+    assert_eq!(said.lines().collect::<Vec<_>>(), expected);
+    let said = with("", &[("REACTRT_LIMITS_TEXT_BYTES_MAX", "5MiB")], &[]).unwrap_err();
+    let clash =
+        "REACTRT_LIMITS_TEXT_BYTES_MAX: limits.text_bytes_max (5 MiB) is more than limits.body_bytes_max (4 MiB)";
+    assert_eq!(said, clash);
+}
+
+#[test]
+fn variables_that_others_set_are_left_alone() {
+    let others = [
+        ("REACTRT_CONFIG", "x.yaml"),
+        // What Kubernetes sets for a Service of our name.
+        ("REACTRT_SERVICE_HOST", "10.0.0.1"),
+        ("REACTRT_PORT", "tcp://10.0.0.1:8887"),
+        ("REACTRT_PORT_8887_TCP_ADDR", "10.0.0.1"),
+        ("PATH", "/bin"),
+    ];
+    assert_eq!(with("", &others, &[]).unwrap(), Settings::default());
+    // But this is a mistake.
+    assert!(with("", &[("REACTRT_PORT", "80")], &[]).is_err());
+}
+
+#[test]
+fn what_depends_on_the_machine_follows_what_is_given() {
+    let of = |cores: usize| Settings::defaults(cores);
+    let shape = |settings: &Settings| (settings.threads.workers, settings.cpu.lanes, settings.cpu.threads_per_lane);
+    assert_eq!(shape(&of(1)), (1, 1, 1));
+    assert_eq!(shape(&of(2)), (1, 2, 1));
+    assert_eq!(shape(&of(16)), (4, 2, 8));
+    assert_eq!(shape(&of(256)), (8, 2, 128));
+    let cores = std::thread::available_parallelism().unwrap().get();
+    assert_eq!(parse("cpu: {lanes: 1}").unwrap().cpu.threads_per_lane, cores);
+    // The defaults fit into their own memory on every machine.
+    for cores in [1, 2, 16, 64, 256] {
+        let settings = of(cores);
+        let memory = settings.memory(settings.piece_bounds(), config::WIDTH_ASSUMED);
+        assert!(memory.total_bytes() <= settings.limits.memory_bytes_max as u64, "{cores} cores: {memory:?}");
+    }
+}
+
+#[test]
+fn every_key_has_a_flag_and_a_variable_of_its_own() {
+    let mut flags = BTreeSet::new();
+    let mut variables = BTreeSet::new();
+    for key in TABLE {
+        assert!(variables.insert(key.variable()), "{}", key.variable());
+        assert!(flags.insert(key.flag()), "{}", key.flag());
+        assert!(key.doc.ends_with('.') || key.doc.ends_with(')'), "{}: a sentence", key.path);
+        if let Some(present) = key.stands_for {
+            assert!(config::Key::find(present).is_some(), "{} stands for {present}", key.path);
+        }
+    }
+    for key in TABLE {
+        let full = key.flag_with_section();
+        assert!(full == key.flag() || !flags.contains(&full), "--{full} is ambiguous");
+    }
+}
+
+fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn the_reference_file_is_the_one_that_the_table_prints() {
+    let file = std::fs::read_to_string(repository().join("configs/config.yaml")).unwrap();
+    assert!(
+        file == config::reference(),
+        "configs/config.yaml differs from the table: run `cargo run -- check --defaults > configs/config.yaml`"
+    );
+    // Each key at its default, each documented.
+    for key in TABLE.iter().filter(|key| key.stands_for.is_none()) {
+        let line = format!("{}: {}", key.name(), key.default_text());
+        assert!(file.lines().any(|other| other.trim() == line), "{line}");
+        let words: String = file.lines().map(|line| line.trim().trim_start_matches("# ").to_owned() + " ").collect();
+        assert!(words.contains(key.doc), "{} is not documented", key.path);
+    }
+    assert_eq!(parse(&file).unwrap(), Settings::default());
+}
+
+#[test]
+fn the_examples_in_the_reference_file_work_when_the_comment_is_taken_away() {
+    let file = config::reference();
+    let example: String = file
+        .lines()
+        .filter_map(|line| line.strip_prefix('#').filter(|line| !line.starts_with(' ') || line.starts_with("  ")))
+        .map(|line| line.to_owned() + "\n")
+        .collect();
+    let settings = parse(&example).unwrap();
+    let models: Vec<_> = settings.models.iter().map(|model| (model.task, model.name.as_str())).collect();
+    let expected = [
+        (Task::Embedding, "all-MiniLM-L6-v2"),
+        (Task::Reranking, "ms-marco-MiniLM-L6-v2"),
+        (Task::Nli, "nli-MiniLM2-L6-H768"),
+    ];
+    assert_eq!(models, expected, "{example}");
+}
+
+#[test]
+fn every_file_under_configs_loads() {
+    let mut count = 0;
+    for entry in std::fs::read_dir(repository().join("configs")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "yaml") {
+            config::load(&path, &Overrides::default()).unwrap_or_else(|problems| panic!("{problems}"));
+            count += 1;
+        }
+    }
+    assert!(count >= 1);
+}
+
+/// A file that is gone when dropped.
+struct Scratch(std::path::PathBuf);
+
+impl Scratch {
+    fn new(name: &str, text: &[u8]) -> Scratch {
+        let path = std::env::temp_dir().join(format!("reactrt-config-{}-{name}", std::process::id()));
+        std::fs::write(&path, text).unwrap();
+        Scratch(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn files_that_are_no_configuration_are_refused() {
+    let said = |path: &Path| config::load(path, &Overrides::default()).unwrap_err().to_string();
+    let missing = Path::new("/nonexistent/c.yaml");
+    assert_eq!(said(missing), "/nonexistent/c.yaml: cannot be read: No such file or directory (os error 2)");
+    let bytes = Scratch::new("bytes", b"server: \xff\n");
+    assert!(said(&bytes.0).ends_with(": is not UTF-8 text"));
+    let large = Scratch::new("large", &vec![b'#'; (1 << 20) + 1]);
+    assert!(said(&large.0).ends_with("bytes, which no configuration is"));
+}
+
+fn reactrt(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_reactrt"));
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("REACTRT_")) {
+        command.env_remove(name);
+    }
+    command.args(arguments).current_dir(repository()).output().unwrap()
+}
+
+#[test]
+fn check_says_what_would_be_served() {
+    let file = Scratch::new("old", OLD_FILE.as_bytes());
+    let output = reactrt(&["check", file.0.to_str().unwrap(), "--port", "9000"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    for line in [
+        "listens on  127.0.0.1:9000",
+        "nli         xlm-roberta-large-xnli: ./model/nlimodels/trtmodels/nli_model_dynamic_bs.trt does not exist (!); tokenizer joeddav/xlm-roberta-large-xnli (from the model hub)",
+        "changed     server.port: 9000 (default 8887)",
+    ] {
+        assert!(text.lines().any(|other| other == line), "{line}\nis not in\n{text}");
+    }
+}
+
+#[test]
+fn a_wrong_configuration_ends_with_code_2_and_one_block() {
+    let file = Scratch::new("wrong", b"server:\n  port: x\n  hots: y\n");
+    let path = file.0.to_str().unwrap();
+    for arguments in [&["check", path][..], &["serve", "--config", path], &["--config", path]] {
+        let output = reactrt(arguments);
+        let expected = format!(
+            "error: {path}:2: server.port: expected a whole number from 0 to 65535, found the text \"x\"\n       \
+             {path}:3: unknown key \"hots\" in server; did you mean \"host\"?\n"
+        );
+        assert_eq!(String::from_utf8(output.stderr).unwrap(), expected, "of {arguments:?}");
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0));
+    }
+}
+
+#[test]
+fn a_file_without_models_says_how_to_name_one() {
+    let output = reactrt(&["--config", "configs/config.yaml"]);
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.starts_with("error: configs/config.yaml: there is no model in it\n"), "{said}");
+}
+
+#[test]
+fn check_prints_the_reference_file() {
+    let output = reactrt(&["check", "--defaults"]);
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), config::reference());
+}
