@@ -11,6 +11,7 @@ const UNSAFE_FILES: &[&str] = &[
     "src/device/cpu/encoder.rs",
     "src/device/cpu/kernels.rs",
     "src/device/cpu/matrix.rs",
+    "src/device/cpu/product.rs",
     "src/device/cpu/team.rs",
     "src/model/weights.rs",
     "src/serve.rs",

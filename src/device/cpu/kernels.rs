@@ -1,19 +1,20 @@
 //! The elementwise and row kernels of the encoder, each written once and compiled three times.
 //!
-//! A kernel is a plain loop that the compiler turns into vector code; the same source is instantiated for AVX-512, for AVX2
-//! with FMA, and for whatever the target has anyway. [`Level::detect`] picks at run time. Measured on a Zen 4, in
-//! nanoseconds per element at the three levels: gelu 0.4, 0.9, 6.2; layer norm 0.23, 0.27, 0.32; softmax 0.24, 0.40, 1.26.
+//! A kernel is a plain loop that the compiler turns into vector code; the same source is instantiated for AVX-512, for
+//! AVX2 with FMA, and for whatever the target has anyway. [`Level::detect`] picks at run time. Measured on a Zen 4, in
+//! nanoseconds per element at the three levels: gelu 0.4, 0.9, 6.2; layer norm 0.23, 0.27, 0.32; softmax 0.24, 0.40,
+//! 1.26.
 //!
 //!
-//! What an element gets does not depend on where it stands, and sums run in `WIDTH` fixed accumulators on every level, so a
-//! row's result depends on the row alone: not on its place, its alignment or its neighbours. AVX2 and AVX-512 give the same
-//! bits; the portable level rounds twice where they fuse.
+//! What an element gets does not depend on where it stands, and sums run in `WIDTH` fixed accumulators on every level,
+//! so a row's result depends on the row alone: not on its place, its alignment or its neighbours. AVX2 and AVX-512 give
+//! the same bits; the portable level rounds twice where they fuse.
 //!
-//! Invariant: a [`Level`] above portable exists only on a CPU that has it, which is what makes calling it sound. Nothing here
-//! allocates, and any length of slice is right.
+//! Invariant: a [`Level`] above portable exists only on a CPU that has it, which is what makes calling it sound.
+//! Nothing here allocates, and any length of slice is right.
 
 #![allow(unsafe_code)] // calling functions that are compiled for more than the baseline CPU
-#![allow(clippy::needless_range_loop)] // `for lane in 0..WIDTH` over arrays is the form that reads and compiles as one vector
+#![allow(clippy::needless_range_loop)] // `for lane in 0..WIDTH` over arrays is what compiles to one vector
 
 /// Floats per chunk: one AVX-512 register, two of AVX2.
 const WIDTH: usize = 16;
@@ -121,8 +122,8 @@ impl Level {
         add = add_row(values: &mut [f32], other: &[f32])
     }
     kernel! {
-        /// For each of the [`QUERIES`] columns of `scores` (rows of as many floats): `score = exp(score − max)`, the largest
-        /// of the column; and into `factors`, `1 / Σ` of the results.
+        /// For each of the [`QUERIES`] columns of `scores` (rows of as many floats): `score = exp(score − max)`, the
+        /// largest of the column; and into `factors`, `1 / Σ` of the results.
         softmax_columns = softmax_of_columns(scores: &mut [f32], factors: &mut [f32; QUERIES])
     }
     kernel! {
@@ -179,8 +180,9 @@ fn polynomial<A: Arithmetic, const COUNT: usize>(coefficients: [f32; COUNT], t: 
 /// Adding and subtracting this rounds a float below 2²² to the nearest integer, which the sum's low bits then hold.
 const ROUNDING: f32 = 12_582_912.0; // 1.5 · 2²³
 
-/// `2^whole · 2^fraction` for a whole number in −126..=127 that lies in the low bits of `whole + ROUNDING`, and a fraction in
-/// −0.5..=0.5. Our minimax fit of degree 6 with the constant held at 1: relative error 2e-9 before rounding.
+/// `2^whole · 2^fraction` for a whole number in −126..=127 that lies in the low bits of `whole + ROUNDING`, and a
+/// fraction in −0.5..=0.5. Our minimax fit of degree 6 with the constant held at 1: relative error 2e-9 before
+/// rounding.
 #[inline(always)]
 #[expect(
     clippy::approx_constant,
@@ -204,7 +206,8 @@ fn exp2<A: Arithmetic>(x: f32) -> f32 {
     exp2_parts::<A>(shifted, x - (shifted - ROUNDING))
 }
 
-/// `e^x` for −87 ≤ x ≤ 87, and its value at the nearer end outside. NaN gives the lower end: the row's sum decides then.
+/// `e^x` for −87 ≤ x ≤ 87, and its value at the nearer end outside. NaN gives the lower end: the row's sum decides
+/// then.
 #[inline(always)]
 fn exp<A: Arithmetic>(x: f32) -> f32 {
     const LOG2_E_HIGH: f32 = std::f32::consts::LOG2_E;

@@ -1,7 +1,9 @@
-//! Matrix products: tiles of a few rows by [`PANEL`] columns, whose sums stay in registers from the first term to the last.
+//! Matrix products: tiles of a few rows by [`PANEL`] columns, whose sums stay in registers from the first term to the
+//! last.
 //!
-//! The right side comes in panels, `[inner][PANEL]` floats one after another, so that a product streams through it; weights
-//! are laid out like that once ([`Packed`]). The left side is read where it lies, one float for a whole row of sums.
+//! The right side comes in panels, `[inner][PANEL]` floats one after another, so that a product streams through it;
+//! weights are laid out like that once ([`Packed`]). The left side is read where it lies, one float for a whole row of
+//! sums.
 //!
 //! ```text
 //!   left [rows, inner]      right, panel by panel          target [rows, columns]
@@ -12,12 +14,13 @@
 //! ```
 //!
 //! Why not a library: the crate `gemm` packs its sides anew for every call and reads weights in strides. With it all of
-//! all-MiniLM-L6-v2 took 6.1 ms for 16 tokens and 32.8 ms for 128 (Zen 4, AVX-512, one thread); with this, 4.4 and 30.3. And
-//! its sums run in an order that varies with the number of rows, so that a text's vector would vary with its company.
+//! all-MiniLM-L6-v2 took 6.1 ms for 16 tokens and 32.8 ms for 128 (Zen 4, AVX-512, one thread); with this, 4.4 and
+//! 30.3. And its sums run in an order that varies with the number of rows, so that a text's vector would vary with its
+//! company.
 //!
-//! Invariant: every element of a target is `start + Σₖ left·right` with `k` ascending, whatever the number of rows, so a row's
-//! result depends on that row alone, to the bit. AVX2 and AVX-512 agree to the bit; the portable level rounds twice per term
-//! where the target has no fused instruction.
+//! Invariant: every element of a target is `start + Σₖ left·right` with `k` ascending, whatever the number of rows, so
+//! a row's result depends on that row alone, to the bit. AVX2 and AVX-512 agree to the bit; the portable level rounds
+//! twice per term where the target has no fused instruction.
 
 #![allow(unsafe_code)] // vector loads and stores through bounded blocks
 #![allow(clippy::needless_range_loop)] // `for row in 0..ROWS` over arrays is the form that is unrolled into registers
@@ -154,8 +157,8 @@ unsafe fn tiles(level: Level, target: Block, bias: *const f32, accumulate: bool,
             columns: target.columns(),
             accumulate,
         };
-        // SAFETY: the tile's rows, columns and inner lie in the three blocks by the assertions above, and those in their
-        // stores; life and exclusion by the caller's word.
+        // SAFETY: the tile's rows, columns and inner lie in the three blocks by the assertions above, and those in
+        // their stores; life and exclusion by the caller's word.
         // JUSTIFICATION: see the module's head.
         unsafe { run(level, &tile, end - first) };
     }
@@ -339,8 +342,8 @@ mod tests {
         store
     }
 
-    /// Every number of rows up to three tiles, whole and part panels, each start, on every level; and what lies around the
-    /// target stays.
+    /// Every number of rows up to three tiles, whole and part panels, each start, on every level; and what lies around
+    /// the target stays.
     #[test]
     fn products_equal_the_definition() {
         let shapes = [(1, 1), (5, 31), (32, 32), (40, 33), (12, 100), (70, 64), (384, 32)];
