@@ -1,14 +1,14 @@
 //! The CPU device: embedding, reranker and NLI models from Hugging Face folders, on our own encoder.
 //!
-//! It needs no library and no padding, runs everywhere, and is the oracle against which other devices are tested. A lane is a
-//! thread (with helpers, if `threads_per_lane` says so) that runs one plan at a time; the device itself only copies token
-//! ids in and vectors out. Its buckets are bounds: one row, as long as a plan may be.
+//! It needs no library and no padding, runs everywhere, and is the oracle against which other devices are tested. A
+//! lane is a thread (with helpers, if `threads_per_lane` says so) that runs one plan at a time; the device itself only
+//! copies token ids in and vectors out. Its buckets are bounds: one row, as long as a plan may be.
 //!
-//! Invariant: whatever a plan holds, a lane computes only what its model knows; a plan with a token, type or length beyond
-//! that is refused whole. A lane's panic is a fault of that plan, and the device stays ready.
+//! Invariant: whatever a plan holds, a lane computes only what its model knows; a plan with a token, type or length
+//! beyond that is refused whole. A lane's panic is a fault of that plan, and the device stays ready.
 //!
-//! `cpu/` in the order of a run: `lane` (what its thread does), `encoder` (the model and its schedule), `team` (threads that share
-//! a run), `product` and `kernels` (what it is made of), `matrix` (memory and blocks of it).
+//! `cpu/` in the order of a run: `lane` (what its thread does), `encoder` (the model and its schedule), `team` (threads
+//! that share a run), `product` and `kernels` (what it is made of), `matrix` (memory, and blocks of it).
 
 mod encoder;
 mod kernels;

@@ -1,11 +1,11 @@
 //! Reads a Hugging Face folder: what transformers and sentence-transformers wrote about a model, as one [`Model`].
 //!
 //! Each fact has one source and one override, the configuration. What the folder asks for and this program cannot do (a
-//! dense module after pooling, max pooling, relative positions) is an error that names the file, never a silent difference:
-//! a server that answers with slightly wrong vectors is worse than one that does not start.
+//! dense module after pooling, max pooling, relative positions) is an error that names the file, never a silent
+//! difference: a server that answers with slightly wrong vectors is worse than one that does not start.
 //!
-//! Invariant: the [`Model`] returned is consistent in itself (labels fit the head, `max_length` fits the positions); whether
-//! the weights fit it is checked when they are read.
+//! Invariant: the [`Model`] returned is consistent in itself (labels fit the head, `max_length` fits the positions);
+//! whether the weights fit it is checked when they are read.
 
 use std::fmt::Formatter;
 use std::path::{Component, Path, PathBuf};

@@ -1,11 +1,12 @@
 //! The tensors of a model folder, found where they lie in memory-mapped files.
 //!
-//! Reads safetensors and PyTorch archives (`pytorch_model.bin` since PyTorch 1.6), each as one file or as shards with an
-//! index. Of PyTorch's pickle only what a state dict needs is understood (`pickle`); nothing in a file is ever executed.
+//! Reads safetensors and PyTorch archives (`pytorch_model.bin` since PyTorch 1.6), each as one file or as shards with
+//! an index. Of PyTorch's pickle only what a state dict needs is understood (`pickle`); nothing in a file is ever
+//! executed.
 //!
-//! Invariant: after [`Weights::open`] every listed tensor lies wholly inside its file, so [`Weights::get`] can neither fail
-//! nor read out of bounds. Bad bytes give a [`LoadError`] that names the file and, where there is one, the tensor; they
-//! never panic. What the tensors mean is none of this file's business: [`Parameters`] gives them their roles.
+//! Invariant: after [`Weights::open`] every listed tensor lies wholly inside its file, so [`Weights::get`] can neither
+//! fail nor read out of bounds. Bad bytes give a [`LoadError`] that names the file and, where there is one, the tensor;
+//! they never panic. What the tensors mean is none of this file's business: [`Parameters`] gives them their roles.
 
 #![allow(unsafe_code)] // memory-mapping the files
 
@@ -191,8 +192,9 @@ impl Weights {
 
     fn map(&mut self, path: PathBuf) -> Result<usize, LoadError> {
         let file = std::fs::File::open(&path).map_err(|error| at(&path, error))?;
-        // SAFETY: the map is read-only and private. Rust's demand that nobody changes the file meanwhile is handed on to
-        // the caller in the documentation of `open`; as everywhere, a file that is shortened under the map is a SIGBUS.
+        // SAFETY: the map is read-only and private. Rust's demand that nobody changes the file meanwhile is handed on
+        // to the caller in the documentation of `open`; as everywhere, a file that is shortened under the map is a
+        // SIGBUS.
         let map = unsafe { Mmap::map(&file) }.map_err(|error| at(&path, error))?;
         if map.starts_with(b"version https://git-lfs") {
             return Err(at(&path, "a Git LFS pointer, not the weights; run `git lfs pull` in its repository"));
@@ -300,7 +302,8 @@ fn safetensors_words(file: &[u8], error: &SafeTensorError) -> String {
     }
 }
 
-/// The tensors of a PyTorch archive: a zip of `*/data.pkl` (the state dict, pickled) and `*/data/KEY` (one storage each).
+/// The tensors of a PyTorch archive: a zip of `*/data.pkl` (the state dict, pickled) and `*/data/KEY` (one storage
+/// each).
 fn pytorch_entries(map: &[u8], file: usize) -> Result<Vec<(String, Entry)>, String> {
     if !map.starts_with(b"PK") {
         return Err(

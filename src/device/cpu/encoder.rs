@@ -1,8 +1,8 @@
 //! One model's weights in the form in which they are computed with, and the computation.
 //!
 //! Sequences lie one after another without padding; linear layers see one matrix of all tokens, attention sees each
-//! sequence for itself. Query, key and value come to lie side by side; weights are laid out once, at load, in the panels
-//! that products stream through; sums with biases and residuals happen in the product itself.
+//! sequence for itself. Query, key and value come to lie side by side; weights are laid out once, at load, in the
+//! panels that products stream through; sums with biases and residuals happen in the product itself.
 //!
 //! ```text
 //!  hidden    [tokens, H]   ──QKV──►  projected [tokens, 3H]  ──attention──►  context [block, H]
@@ -10,12 +10,12 @@
 //!     └──norm◄──output──(+)──gelu◄──intermediate──norm◄──(+)──attention output◄──┘ inner [block, I]
 //! ```
 //!
-//! A team shares a batch in one of two ways ([`Share`]): by rows, meeting once per layer, or, when there are too few rows for
-//! that, by columns of the weights, meeting after every step. Either way, and in whatever company, a sequence's result is a
-//! function of its own tokens alone, to the bit.
+//! A team shares a batch in one of two ways ([`Share`]): by rows, meeting once per layer, or, when there are too few
+//! rows for that, by columns of the weights, meeting after every step. Either way, and in whatever company, a
+//! sequence's result is a function of its own tokens alone, to the bit.
 //!
-//! Invariant: between two meetings each member writes only its share of each matrix, and reads only what was complete at the
-//! meeting before or what it wrote itself. All memory is in [`Scratch`]; a run allocates nothing of its own.
+//! Invariant: between two meetings each member writes only its share of each matrix, and reads only what was complete
+//! at the meeting before or what it wrote itself. All memory is in [`Scratch`]; a run allocates nothing of its own.
 
 #![allow(unsafe_code)] // members of a team write disjoint parts of the scratch matrices
 
@@ -34,8 +34,8 @@ use crate::model::{Activation, Architecture, Geometry, Model, Pooling, Source};
 /// model) stay in the second-level cache, and a product of 128 rows still reads each weight for enough of them.
 const BLOCK_ROWS: usize = 128;
 
-/// Below this many rows per member, a team shares columns instead: each member then reads only its part of the weights, and
-/// reading weights is what such a batch spends its time on.
+/// Below this many rows per member, a team shares columns instead: each member then reads only its part of the weights,
+/// and reading weights is what such a batch spends its time on.
 const ROWS_PER_MEMBER_MIN: usize = 24;
 
 /// A linear layer.
@@ -185,10 +185,11 @@ impl Needs {
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     needs: Needs,
+    members: usize,
     /// `[tokens, hidden]`, the residual stream.
     hidden: Store,
-    /// Two of `[tokens, 3 · hidden]`, taken in turn by the layers: a member may project the next layer's rows while another
-    /// still attends to this layer's. One for a team of one.
+    /// Two of `[tokens, 3 · hidden]`, taken in turn by the layers: a member may project the next layer's rows while
+    /// another still attends to this layer's. One for a team of one.
     projected: [Store; 2],
     /// `[sequences, hidden]` each: the rows that are left when only first tokens or means are.
     pooled: Store,
@@ -196,30 +197,32 @@ pub(super) struct Scratch {
     pooled_dense: Store,
     /// `[sequences, width]`
     outputs: Store,
-    /// Per member, or the first of them for all when columns are shared.
-    context: Vec<Store>,
-    inner: Vec<Store>,
+    /// Per member, one after another: `[BLOCK_ROWS, hidden]` and `[BLOCK_ROWS, intermediate]`. When columns are shared,
+    /// the first member's are everybody's.
+    context: Store,
+    inner: Store,
     /// Per member: `[length, QUERIES]`, one head's scores of as many queries, a column each.
-    scores: Vec<Store>,
+    scores: Store,
     /// Per member: `[head width, QUERIES]`, the queries likewise.
-    queries: Vec<Store>,
+    queries: Store,
     /// Per member: `[length, PANEL]`, the columns of a head's values that fill no panel.
-    values: Vec<Store>,
+    values: Store,
 }
 
 impl Scratch {
     /// Makes room for `needs` besides what there is room for; true exactly if that took memory.
     pub fn reserve(&mut self, needs: Needs, members: usize) -> bool {
         let needs = self.needs.max(needs);
-        if needs == self.needs && self.scores.len() == members {
+        if needs == self.needs && self.members == members {
             return false;
         }
         // The old stores go first, so that both never exist together.
         *self = Scratch::default();
         let Needs { tokens, sequences, hidden, intermediate, length, width } = needs;
-        let per_member = |floats: usize| (0..members).map(|_| Store::zeroed(floats)).collect();
+        let per_member = |floats: usize| Store::zeroed(members * floats);
         *self = Scratch {
             needs,
+            members,
             hidden: Store::zeroed(tokens * hidden),
             projected: [0, 1].map(|turn| Store::zeroed(if turn < members { tokens * 3 * hidden } else { 0 })),
             pooled: Store::zeroed(sequences * hidden),
@@ -241,7 +244,7 @@ impl Scratch {
     }
 }
 
-/// The scratch of one run as blocks of this model's sizes; copied to every member.
+/// The scratch of one run as blocks of this model's sizes.
 struct Matrices {
     hidden: Block,
     projected: [Block; 2],
@@ -249,11 +252,11 @@ struct Matrices {
     pooled_query: Block,
     pooled_dense: Block,
     outputs: Block,
-    context: Vec<Block>,
-    inner: Vec<Block>,
-    scores: Vec<Block>,
-    queries: Vec<Block>,
-    values: Vec<Block>,
+    context: Block,
+    inner: Block,
+    scores: Block,
+    queries: Block,
+    values: Block,
 }
 
 impl Matrices {
@@ -268,11 +271,11 @@ impl Matrices {
             pooled_query: scratch.pooled_query.block(hidden),
             pooled_dense: scratch.pooled_dense.block(hidden),
             outputs: scratch.outputs.block(needs.width),
-            context: scratch.context.iter_mut().map(|store| store.block(hidden)).collect(),
-            inner: scratch.inner.iter_mut().map(|store| store.block(needs.intermediate)).collect(),
-            scores: scratch.scores.iter_mut().map(|store| store.block(QUERIES)).collect(),
-            queries: scratch.queries.iter_mut().map(|store| store.block(QUERIES)).collect(),
-            values: scratch.values.iter_mut().map(|store| store.block(PANEL)).collect(),
+            context: scratch.context.block(hidden),
+            inner: scratch.inner.block(needs.intermediate),
+            scores: scratch.scores.block(QUERIES),
+            queries: scratch.queries.block(QUERIES),
+            values: scratch.values.block(PANEL),
         }
     }
 }
@@ -377,8 +380,8 @@ impl Encoder {
 
     /// Appends one sequence to the batch.
     ///
-    /// RoBERTa's positions pass over the padding token, which a text may spell out: it gets the row of its own id, and the
-    /// tokens after it go on counting from where they were.
+    /// RoBERTa's positions pass over the padding token, which a text may spell out: it gets the row of its own id, and
+    /// the tokens after it go on counting from where they were.
     pub fn push(&self, batch: &mut Batch, ids: &[u32], types: &[u8]) {
         let offset = self.geometry.position_offset as u32;
         batch.ids.extend_from_slice(ids);
@@ -400,8 +403,8 @@ impl Encoder {
     /// Computes one vector of [`Encoder::width`] values per sequence, into [`Scratch::outputs`].
     ///
     /// # Panics
-    /// When the batch is larger than the scratch, a sequence is empty or too long, or a token unknown; nothing else happens
-    /// then.
+    /// When the batch is larger than the scratch, a sequence is empty or too long, or a token unknown; nothing else
+    /// happens then.
     pub fn run(&self, batch: &Batch, scratch: &mut Scratch, team: &mut Team) -> Result<(), Broken> {
         let needs = self.needs(batch.tokens(), batch.sequences());
         assert!(needs.max(scratch.needs) == scratch.needs, "the batch is larger than its scratch");
@@ -434,10 +437,11 @@ struct Run<'a> {
     share: Share,
 }
 
-// SAFETY, for every `unsafe` below: the scratch outlives the run, as `Encoder::run` borrows it and returns only after the
-// team has. That no two members touch the same floats between two meetings follows from the member's share: by rows, a
-// member touches rows `my_rows` (of tokens, or of sequences after pooling) and its own context, inner and scores; by columns,
-// all rows of its own columns, `portion`s that are disjoint. Each block says which of the two it rests on.
+// SAFETY, for every `unsafe` below: the scratch outlives the run, as `Encoder::run` borrows it and returns only after
+// the team has. That no two members touch the same floats between two meetings follows from the member's share: by
+// rows, a member touches rows `my_rows` (of tokens, or of sequences after pooling) and its own context, inner and
+// scores; by columns, all rows of its own columns, `portion`s that are disjoint. Each block says which of the two it
+// rests on.
 impl<'a> Run<'a> {
     fn new(encoder: &'a Encoder, batch: &'a Batch, matrices: &'a Matrices, member: &'a Member<'a>) -> Run<'a> {
         let enough = ROWS_PER_MEMBER_MIN * member.count;
@@ -554,7 +558,7 @@ impl<'a> Run<'a> {
         let rows = self.my_rows(self.batch.tokens());
         for start in rows.clone().step_by(BLOCK_ROWS) {
             let block = start..rows.end.min(start + BLOCK_ROWS);
-            let context = self.context(block.len());
+            let context = self.own_or_shared(self.matrices.context, block.len());
             let mut token = block.start;
             while token < block.end {
                 let sequence = self.batch.range(self.batch.sequence_at(token));
@@ -569,8 +573,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// The last layer where only each sequence's first token counts: keys and values of all tokens, everything else of one
-    /// row per sequence, into `pooled`.
+    /// The last layer where only each sequence's first token counts: keys and values of all tokens, everything else of
+    /// one row per sequence, into `pooled`.
     fn last_layer_of_first_tokens(&self, layer: &Layer, projected: Block) -> Result<(), Broken> {
         self.project_parts(layer, projected, 1..3);
         self.member.meet()?;
@@ -589,7 +593,7 @@ impl<'a> Run<'a> {
         self.project(queries.rows_part(rows.clone()), input, &layer.projections[0], self.head_columns());
         for start in rows.clone().step_by(BLOCK_ROWS) {
             let block = start..rows.end.min(start + BLOCK_ROWS);
-            let context = self.context(block.len());
+            let context = self.own_or_shared(self.matrices.context, block.len());
             for sequence in block.clone() {
                 let query = queries.rows_part(sequence..sequence + 1);
                 let row = sequence - start;
@@ -601,10 +605,18 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// The rows of context that this member, or all members together, fill next.
-    fn context(&self, rows: usize) -> Block {
-        let owner = if self.share == Share::Rows { self.member.index } else { 0 };
-        self.matrices.context[owner].rows_part(0..rows)
+    /// This member's first `rows` of a matrix that has an equal part for each member.
+    fn own(&self, matrix: Block, rows: usize) -> Block {
+        let part = matrix.rows() / self.member.count;
+        matrix.rows_part(self.member.index * part..(self.member.index + 1) * part).rows_part(0..rows)
+    }
+
+    /// The same, but the matrix's very first rows, for all members, when they share columns.
+    fn own_or_shared(&self, matrix: Block, rows: usize) -> Block {
+        match self.share {
+            Share::Rows => self.own(matrix, rows),
+            Share::Columns => matrix.rows_part(0..rows),
+        }
     }
 
     /// Attention of some `queries` of one sequence, given by its rows of `projected`, with this member's heads.
@@ -628,7 +640,7 @@ impl<'a> Run<'a> {
     fn panels(&self, values: Block) -> impl Iterator<Item = Block> + Clone {
         let whole = values.columns() / PANEL * PANEL;
         let rest = values.columns_part(whole..values.columns());
-        let copy = self.matrices.values[self.member.index].rows_part(0..values.rows());
+        let copy = self.own(self.matrices.values, values.rows());
         if rest.columns() > 0 {
             for row in 0..rest.rows() {
                 // SAFETY: own copy; the values are of own heads or were complete at the last meeting.
@@ -639,16 +651,16 @@ impl<'a> Run<'a> {
         in_place.chain((rest.columns() > 0).then_some(copy))
     }
 
-    /// At most [`QUERIES`] queries of one head. Scores stand in columns, one per query, so that their exponentials and sums
-    /// need no adding across a register and the second product reads them as they lie.
+    /// At most [`QUERIES`] queries of one head. Scores stand in columns, one per query, so that their exponentials and
+    /// sums need no adding across a register and the second product reads them as they lie.
     fn attend_with_head(&self, queries: Block, keys: Block, values: impl Iterator<Item = Block>, context: Block) {
-        let (level, member) = (self.encoder.level, self.member.index);
+        let level = self.encoder.level;
         let factor = 1.0 / (queries.columns() as f32).sqrt();
-        let panel = self.matrices.queries[member].rows_part(0..queries.columns());
-        let scores = self.matrices.scores[member].rows_part(0..keys.rows());
+        let panel = self.own(self.matrices.queries, queries.columns());
+        let scores = self.own(self.matrices.scores, keys.rows());
         let mut factors = [0.0; QUERIES];
-        // SAFETY: own panel and scores; own rows or own columns of the context; queries, keys and values of own heads, or
-        // complete at the last meeting.
+        // SAFETY: own panel and scores; own rows or own columns of the context; queries, keys and values of own heads,
+        // or complete at the last meeting.
         unsafe {
             let columns = panel.floats_mut();
             for query in 0..queries.rows() {
@@ -672,8 +684,7 @@ impl<'a> Run<'a> {
     /// From the context to the layer's result, in place in `residual`; the same rows in both.
     fn second_half(&self, layer: &Layer, residual: Block, context: Block) -> Result<(), Broken> {
         let Geometry { hidden, intermediate, .. } = self.encoder.geometry;
-        let owner = if self.share == Share::Rows { self.member.index } else { 0 };
-        let inner = self.matrices.inner[owner].rows_part(0..residual.rows());
+        let inner = self.own_or_shared(self.matrices.inner, residual.rows());
         let (columns, inner_columns) = (self.my_columns(hidden, PANEL), self.my_columns(intermediate, PANEL));
 
         self.add_projection(residual, context, &layer.attention_output, columns.clone());

@@ -1,10 +1,10 @@
 //! What a lane of the CPU device does with the batches it is given.
 //!
-//! Owned here: the [`Work`] that moves between the device's thread and a lane's, and the run itself; the thread, and how a
-//! work goes out and comes home, are [`LaneThread`]'s.
+//! Owned here: the [`Work`] that moves between the device's thread and a lane's, and the run itself; the thread, and
+//! how a work goes out and comes home, are [`LaneThread`]'s.
 //!
-//! Invariant: a work holds its model only while it is out, so an unloaded model's memory goes with its last run, even if
-//! that panics.
+//! Invariant: a work holds its model only while it is out, so an unloaded model's memory goes with its last run, even
+//! if that panics.
 
 use std::sync::Arc;
 

