@@ -222,6 +222,8 @@ pub enum ToWorker {
     Body(Box<Body>),
     /// An empty piece for a job that is still being cut.
     Supply(JobKey, Box<Piece>),
+    /// The job has been answered or cancelled while its body is here.
+    Ended(JobKey),
 }
 
 /// What comes home to the reactor.
@@ -234,6 +236,9 @@ pub enum ToReactor {
 /// The sizes of pooled buffers, in bytes. Larger ones are allocated one by one within a budget and freed again.
 const CLASSES: [usize; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
 
+/// Each class has one part in so many of the pool.
+const CLASS_SHARE: usize = 10;
+
 /// The bounded pool of byte buffers. Its memory is reserved at start and becomes resident as it is first used.
 #[derive(Debug)]
 pub struct Buffers {
@@ -244,11 +249,16 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// A pool of about `bytes_max` bytes: an eighth for each class, the rest for single larger buffers.
+    /// How much of a pool of `bytes_max` bytes is for buffers larger than the largest class.
+    pub fn large_bytes(bytes_max: usize) -> usize {
+        bytes_max - bytes_max / CLASS_SHARE * CLASSES.len()
+    }
+
+    /// A pool of about `bytes_max` bytes: a tenth for each class, the rest for single larger buffers.
     pub fn new(bytes_max: usize) -> Buffers {
-        let share = bytes_max / 8;
+        let share = bytes_max / CLASS_SHARE;
         let free = CLASSES.map(|class| (0..(share / class).max(1)).map(|_| Buffer::with_capacity(class)).collect());
-        Buffers { free, large_bytes_free: bytes_max - share * CLASSES.len(), out: 0 }
+        Buffers { free, large_bytes_free: Buffers::large_bytes(bytes_max), out: 0 }
     }
 
     /// An empty buffer of at least `bytes` capacity: of the smallest class that has one free, else a large one within
@@ -329,9 +339,9 @@ mod tests {
         while let Some(buffer) = buffers.take(1 << 20) {
             taken.push(buffer);
         }
-        assert_eq!(taken.len(), 1, "one of 1 MiB in an eighth of 8 MiB");
-        let large = buffers.take(2 << 20).expect("the rest is for large ones");
-        assert!(buffers.take(2 << 20).is_none(), "3 MiB less 2 MiB are left");
+        assert_eq!(taken.len(), 1, "each class has at least one");
+        let large = buffers.take(3 << 20).expect("half is for large ones");
+        assert!(buffers.take(3 << 20).is_none(), "4 MiB less 3 MiB are left");
         buffers.put(large);
         buffers.put(taken.pop().unwrap());
         assert!(buffers.take(2 << 20).is_some());

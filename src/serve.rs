@@ -62,11 +62,31 @@ pub struct Server {
     address: SocketAddr,
     stopper: Stopper,
     reactor: JoinHandle<io::Result<Reactor<Sockets>>>,
-    /// Told to end once the reactor has.
-    quit: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<()>>,
-    bells: Vec<Arc<Doorbell>>,
+    /// Told to end once the reactor has, the devices once the workers have: whoever sends outlives nobody who receives.
+    workers: Threads,
+    devices: Threads,
     bodies_max: usize,
+}
+
+/// Threads of one kind, which end together.
+#[derive(Debug, Default)]
+struct Threads {
+    quit: Arc<AtomicBool>,
+    handles: Vec<JoinHandle<()>>,
+    bells: Vec<Arc<Doorbell>>,
+}
+
+impl Threads {
+    fn join(self) -> Result<(), Error> {
+        self.quit.store(true, Ordering::Relaxed);
+        for bell in &self.bells {
+            bell.ring();
+        }
+        for handle in self.handles {
+            handle.join().map_err(|_| Error("a thread ended by a panic".into()))?;
+        }
+        Ok(())
+    }
 }
 
 /// Asks a server to stop: it answers what it has accepted and ends.
@@ -139,15 +159,10 @@ impl Server {
 
     /// Waits until the server has been stopped and everything has ended.
     pub fn join(self) -> Result<Account, Error> {
-        let Server { reactor, quit, threads, bells, bodies_max, .. } = self;
+        let Server { reactor, workers, devices, bodies_max, .. } = self;
         let ended = reactor.join();
-        quit.store(true, Ordering::Relaxed);
-        for bell in &bells {
-            bell.ring();
-        }
-        for thread in threads {
-            thread.join().map_err(|_| Error("a thread ended by a panic".into()))?;
-        }
+        workers.join()?;
+        devices.join()?;
         let mut reactor = ended
             .map_err(|_| Error("the reactor ended by a panic".into()))?
             .map_err(|error| Error(format!("waiting for sockets failed: {error}")))?;
@@ -241,7 +256,6 @@ impl Build {
         let generations = Generations::new(limits.jobs_max);
         let catalog = Arc::new(Catalog::new(entries(&loaded)));
         let served: Arc<[Served]> = served(&loaded);
-        let quit = Arc::new(AtomicBool::new(false));
         let stop = Arc::new(AtomicBool::new(false));
         let pins = Pins::new(&settings, loaded.devices.len());
 
@@ -257,13 +271,12 @@ impl Build {
             loads.push(Arc::new(AtomicU64::new(0)));
         }
 
-        let mut threads = Vec::new();
-        let mut bells = Vec::new();
+        let (mut workers, mut drivers) = (Threads::default(), Threads::default());
         let mut worker_ports = Vec::new();
         let mut worker_panics = Vec::new();
         for index in 0..settings.threads.workers {
             let bell = ThreadBell::new();
-            let (sender, inbox) = ring(bodies_max + pieces_max, &bell.bell);
+            let (sender, inbox) = ring(2 * bodies_max + pieces_max, &bell.bell);
             let (home, receiver) = ring(bodies_max + pieces_max, &reactor_bell);
             worker_ports.push(WorkerPort::new(sender, receiver));
             let mut devices = Vec::new();
@@ -280,6 +293,7 @@ impl Build {
                 home,
                 devices,
                 load: loads.clone(),
+                ready: device_ports.iter().map(|port| Arc::clone(&port.ready)).collect(),
                 catalog: Arc::clone(&catalog),
                 models: Arc::clone(&served),
                 generations: generations.clone(),
@@ -288,9 +302,10 @@ impl Build {
                 state: WorkerState::new(&worker_limits),
                 limits: worker_limits,
             };
-            bells.push(Arc::clone(&bell.bell));
-            let shell = Shell { clock: clock.clone(), quit: Arc::clone(&quit), spin_ns: spin_ns(&settings), bell };
-            threads.push(spawn(format!("worker-{index}"), pins.worker(index), move || {
+            workers.bells.push(Arc::clone(&bell.bell));
+            let shell =
+                Shell { clock: clock.clone(), quit: Arc::clone(&workers.quit), spin_ns: spin_ns(&settings), bell };
+            workers.handles.push(spawn(format!("worker-{index}"), pins.worker(index), move || {
                 shell.run(&mut worker, |worker, _| (worker.step(), None), |worker, _| worker.has_work());
                 worker.drain();
             })?);
@@ -316,9 +331,10 @@ impl Build {
                 counters: Arc::clone(&counters[index].1),
             };
             let mut driver = Driver::new(device.device, device.offers, planner_bounds, ports);
-            bells.push(Arc::clone(&bell.bell));
-            let shell = Shell { clock: clock.clone(), quit: Arc::clone(&quit), spin_ns: spin_ns(&settings), bell };
-            threads.push(spawn(format!("device-{index}"), pins.device(index), move || {
+            drivers.bells.push(Arc::clone(&bell.bell));
+            let shell =
+                Shell { clock: clock.clone(), quit: Arc::clone(&drivers.quit), spin_ns: spin_ns(&settings), bell };
+            drivers.handles.push(spawn(format!("device-{index}"), pins.device(index), move || {
                 shell.run(&mut driver, step_driver, |driver, now_ns| driver.has_work(now_ns));
                 driver.drain(&shell.clock);
             })?);
@@ -329,7 +345,7 @@ impl Build {
         let parts = Parts {
             catalog,
             generations,
-            buffers: Buffers::new(buffer_bytes(&settings, bounds, width_max)),
+            buffers: Buffers::new(settings.buffer_bytes(bounds, width_max)),
             pieces: (0..pieces_max).map(|_| Box::new(Piece::with_bounds(bounds, width_max))).collect(),
             bodies: (0..bodies_max).map(|_| Box::new(Body::new(WINDOW_PIECES_MAX))).collect(),
             workers: worker_ports,
@@ -344,7 +360,7 @@ impl Build {
             reactor::run(&mut reactor, &bell, &clock, spin_ns).map(|()| reactor)
         })?;
         let stopper = Stopper { stop, bell: reactor_bell };
-        Ok(Server { address, stopper, reactor, quit, threads, bells, bodies_max })
+        Ok(Server { address, stopper, reactor, workers, devices: drivers, bodies_max })
     }
 }
 
@@ -387,21 +403,13 @@ fn check_memory(settings: &Settings, bounds: PieceBounds, loaded: &Loaded) -> Re
     let memory = settings.memory(bounds, width_max);
     let max = settings.limits.memory_bytes_max as u64;
     if memory.total_bytes() <= max {
-        return Ok(());
+        return settings.check_largest_request(bounds, width_max).map_err(Error);
     }
     let (key, bytes) = memory.largest();
     Err(Error(format!(
         "limits.memory_bytes_max ({max} bytes) is less than these models and limits need ({} bytes); most of it is {key} ({bytes} bytes)",
         memory.total_bytes()
     )))
-}
-
-/// What the memory bound leaves for buffers of bytes when everything else has been taken.
-fn buffer_bytes(settings: &Settings, bounds: PieceBounds, width_max: usize) -> usize {
-    let buffered = ["limits.body_bytes_max", "limits.answer_bytes_max"];
-    let memory = settings.memory(bounds, width_max);
-    let others = memory.parts.iter().filter(|(key, _)| !buffered.contains(key)).map(|(_, bytes)| *bytes).sum::<u64>();
-    (settings.limits.memory_bytes_max as u64).saturating_sub(others) as usize
 }
 
 fn reactor_limits(settings: &Settings) -> ReactorLimits {

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::time::Instant;
+
 use common::{Answer, Client, Running, settings, start};
 use reactrt::config::DeviceName;
 use serde_json::{Value, json};
@@ -389,4 +391,70 @@ fn a_lone_text_passes_bulk_requests_that_hold_every_piece() {
     for client in &mut bulks {
         assert_eq!(vectors(&client.answer()).len(), 1_000);
     }
+}
+
+/// Bulk requests that die while all their pieces are on the device: nothing of them stays behind.
+#[test]
+fn dead_bulk_requests_leave_their_worker() {
+    let mut settings = settings(DeviceName::Sim);
+    settings.sim.base_us = 20_000;
+    settings.limits.jobs_max = 4;
+    settings.limits.pieces_max = 4;
+    let server = start(settings);
+    let bulk = json!({"documents": vec!["some words to be embedded"; 2_000]}).to_string();
+    for _ in 0..12 {
+        let mut client = server.connect();
+        client.send_post("/infer/embed", &bulk);
+        while !server.get("/metrics").text().contains("reactrt_pieces_out 4\n") {
+            std::thread::yield_now();
+        }
+        drop(client);
+        while !server.get("/metrics").text().contains("reactrt_jobs 0\n") {
+            std::thread::yield_now();
+        }
+    }
+    let mut statuses = (0..200).map(|_| server.post("/infer/embed", r#"{"documents":["a"]}"#).status);
+    assert!(statuses.any(|status| status == 200), "every slot was taken by the dead");
+    while !server.get("/metrics").text().contains("reactrt_buffers_out 1\n") {
+        // The one that holds this answer's request.
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_long_query_is_tokenized_once_for_all_its_documents() {
+    let server = server();
+    let query = "word ".repeat(180_000);
+    let documents = vec!["another word of a document ".repeat(60); 200];
+    let alone = Instant::now();
+    assert_eq!(post(&server, "/infer/rank", json!({"query": query, "documents": documents[..1]})).status, 200);
+    let alone = alone.elapsed();
+    let all = Instant::now();
+    let answer = post(&server, "/infer/rank", json!({"query": query, "documents": documents}));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    // Two hundred times the query would be two hundred times as long; the device's part grows with the documents.
+    let tokenize = answer.header("server-timing").unwrap().split("tokenize;dur=").nth(1).unwrap().to_owned();
+    let tokenize_ms: f64 = tokenize.split(',').next().unwrap().parse().unwrap();
+    assert!(
+        tokenize_ms < 60.0 * alone.as_secs_f64() * 1e3,
+        "{tokenize_ms} ms, one alone {alone:?}, all {:?}",
+        all.elapsed()
+    );
+}
+
+#[test]
+fn what_could_never_answer_does_not_start() {
+    let refused = |change: &dyn Fn(&mut reactrt::config::Settings), words: &str| {
+        let mut settings = settings(DeviceName::Cpu);
+        change(&mut settings);
+        let error = reactrt::serve::Server::start(settings).expect_err(words).to_string();
+        assert!(error.contains(words), "{error}");
+    };
+    refused(&|settings| settings.models[0].max_length = Some(2), "max_length 2 leaves no room");
+    refused(&|settings| settings.limits.memory_bytes_max = 100_000_000, "limits.memory_bytes_max");
+    refused(&|settings| settings.models.clear(), "no model");
+    refused(&|settings| settings.models[0].model_path = "tests".into(), "config.json");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    refused(&|settings| settings.server.port = port, "another program uses port");
 }

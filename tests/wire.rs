@@ -226,3 +226,53 @@ fn half_closed_clients_and_resets_leave_the_server_as_it_was() {
     }
     assert_eq!(server.post("/infer/embed", EMBED).status, 200);
 }
+
+/// A client that sends ahead and reads late: its answers pile up behind one another, and a job's joins them.
+#[test]
+fn answers_to_a_client_that_reads_late_arrive_whole_and_in_order() {
+    let server = server();
+    let mut client = server.connect();
+    let mut writer = client.stream().try_clone().unwrap();
+    let pairs = 3_000;
+    let sender = std::thread::spawn(move || {
+        for index in 0..pairs {
+            let bytes = format!(
+                "GET /models HTTP/1.1\r\nhost: x\r\nx-request-id: g{index}\r\n\r\nPOST /infer/embed HTTP/1.1\r\nhost: \
+                 x\r\nx-request-id: p{index}\r\ncontent-length: {}\r\n\r\n{EMBED}",
+                EMBED.len()
+            );
+            writer.write_all(bytes.as_bytes()).unwrap();
+        }
+    });
+    // Until the server has stopped reading, because nobody reads its answers.
+    let answered =
+        || server.get("/metrics").text().lines().find(|line| line.contains("status=\"200\"")).map(str::to_owned);
+    let mut last = answered();
+    loop {
+        let now = answered();
+        if now == last {
+            break;
+        }
+        last = now;
+    }
+    for index in 0..pairs {
+        assert_eq!(client.answer().header("x-request-id").unwrap(), format!("g{index}"));
+        let answer = client.answer();
+        assert_eq!(answer.header("x-request-id").unwrap(), format!("p{index}"));
+        assert!(answer.json()["embeddings"].is_array());
+    }
+    sender.join().unwrap();
+}
+
+#[test]
+fn a_client_that_half_closes_after_its_last_request_is_answered() {
+    let server = server();
+    for _ in 0..50 {
+        let mut client = server.connect();
+        client.send(b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\nGET /models HTTP/1.1\r\nhost: x\r\n\r\n");
+        client.stream().shutdown(Shutdown::Write).unwrap();
+        assert_eq!(client.answer().status, 200);
+        assert_eq!(client.answer().status, 200);
+        assert!(client.is_closed());
+    }
+}

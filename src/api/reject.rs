@@ -635,7 +635,7 @@ impl Reject {
             Reject::Deadline => see(Row::request(408).close(), format_args!("the request took too long to arrive")),
             Reject::QueueFull => see(
                 Row::new(429, Class::Rate).code("rate_limit_exceeded").retry_after(1),
-                format_args!("the queue is full (batching.queue_tokens_max): try again"),
+                format_args!("the queue is full (batching.queue_tokens_max, limits.jobs_max): try again"),
             ),
             Reject::NoBuffers => {
                 see(Row::server(503).retry_after(1), format_args!("all buffers are in use: try again"))

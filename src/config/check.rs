@@ -5,7 +5,7 @@
 use super::read::Reader;
 use super::table::show_bytes;
 use super::{Limits, Settings};
-use crate::job::PieceBounds;
+use crate::job::{Buffers, PieceBounds};
 
 /// What an idle connection takes (DESIGN's target).
 const CONNECTION_BYTES: u64 = 2_048;
@@ -51,6 +51,37 @@ impl Settings {
                 ("limits.answer_bytes_max", self.limits.answer_bytes_max as u64),
             ],
         }
+    }
+
+    /// What the memory bound leaves for buffers of bytes when everything else has been taken.
+    pub fn buffer_bytes(&self, bounds: PieceBounds, width_max: usize) -> usize {
+        let buffered = ["limits.body_bytes_max", "limits.answer_bytes_max"];
+        let memory = self.memory(bounds, width_max);
+        let others = memory.parts.iter().filter(|(key, _)| !buffered.contains(key)).map(|(_, bytes)| *bytes);
+        (self.limits.memory_bytes_max as u64).saturating_sub(others.sum()) as usize
+    }
+
+    /// What the largest allowed request takes of those buffers by itself: its body twice while it grows, and its answer
+    /// beside the values that it is made from, which are at most half as long.
+    pub fn largest_request_bytes(&self) -> usize {
+        2 * (self.limits.body_bytes_max + self.limits.head_bytes_max) + self.limits.answer_bytes_max * 3 / 2
+    }
+
+    /// Whether the largest allowed request can be served when it is alone.
+    ///
+    /// # Errors
+    /// A sentence with both numbers.
+    pub fn check_largest_request(&self, bounds: PieceBounds, width_max: usize) -> Result<(), String> {
+        let there = Buffers::large_bytes(self.buffer_bytes(bounds, width_max));
+        let needed = self.largest_request_bytes();
+        if needed <= there {
+            return Ok(());
+        }
+        Err(format!(
+            "limits.memory_bytes_max ({}) leaves {there} bytes for single large buffers, but one request of \
+             limits.body_bytes_max with an answer of limits.answer_bytes_max takes {needed}",
+            self.limits.memory_bytes_max
+        ))
     }
 
     /// The bounds of a piece as far as settings know them: a piece never holds more than one batch can.
@@ -122,6 +153,9 @@ impl Reader<'_> {
         let memory = self.settings.memory(self.settings.piece_bounds(), WIDTH_ASSUMED);
         let (total, bound) = (memory.total_bytes(), self.settings.limits.memory_bytes_max as u64);
         if total <= bound {
+            if let Err(message) = self.settings.check_largest_request(self.settings.piece_bounds(), WIDTH_ASSUMED) {
+                self.clash(&["limits.memory_bytes_max", "limits.body_bytes_max", "limits.answer_bytes_max"], message);
+            }
             return;
         }
         let (key, bytes) = memory.largest();

@@ -192,6 +192,7 @@ pub fn convert(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<
     check(options)?;
     let model = folder::read(&options.folder, options.tokenizer.as_deref(), &options.settings())?;
     let weights = Weights::open(source_folder(&model))?;
+    check_output(options, &weights)?;
     let parameters = Parameters::resolve(&weights, &model)?;
     let mut graph = Graph::new(&model.name, options.opset);
     let ports = encoder::build(&mut graph, &model, &parameters, options.layout, options.dtype);
@@ -223,6 +224,20 @@ pub fn convert(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<
         written,
         elapsed: started.elapsed(),
     })
+}
+
+/// The file takes the place of what is there, so that must be neither what is read nor anything but a file.
+fn check_output(options: &Options, weights: &Weights) -> Result<(), LoadError> {
+    let refuse = |words: &str| Err(LoadError(format!("{}: {words}", options.output.display())));
+    let Ok(there) = options.output.metadata() else { return Ok(()) };
+    if !there.is_file() {
+        return refuse("the output must be a file, and this is none");
+    }
+    let same = |file: &std::path::Path| file.canonicalize().ok() == options.output.canonicalize().ok();
+    if weights.files().any(|(path, _)| same(path)) {
+        return refuse("the output would replace the weights that it is made from");
+    }
+    Ok(())
 }
 
 fn check(options: &Options) -> Result<(), LoadError> {

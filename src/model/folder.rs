@@ -120,8 +120,22 @@ impl Config {
         }
     }
 
+    fn layer_norm_eps(&self) -> Result<f32, LoadError> {
+        match self.values.get("layer_norm_eps") {
+            None | Some(Value::Null) => Ok(1e-12),
+            Some(value) => match value.as_f64() {
+                Some(eps) if (0.0..1.0).contains(&eps) => Ok(eps as f32),
+                _ => Err(at(&self.path, format!("layer_norm_eps is {value}, not a number from 0 to 1"))),
+            },
+        }
+    }
+
     fn activation(&self) -> Result<Activation, LoadError> {
-        match self.text("hidden_act").unwrap_or("gelu") {
+        let named = match self.values.get("hidden_act") {
+            None | Some(Value::Null) => "gelu",
+            Some(value) => value.as_str().unwrap_or("(not a text)"),
+        };
+        match named {
             "gelu" => Ok(Activation::Gelu),
             "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::GeluTanh),
             "relu" => Ok(Activation::Relu),
@@ -160,7 +174,7 @@ impl Config {
                 Architecture::Bert => 0,
                 Architecture::Roberta => pad_token as usize + 1,
             },
-            layer_norm_eps: self.values.get("layer_norm_eps").and_then(Value::as_f64).unwrap_or(1e-12) as f32,
+            layer_norm_eps: self.layer_norm_eps()?,
             activation: self.activation()?,
         };
         if !geometry.hidden.is_multiple_of(geometry.heads) {

@@ -272,7 +272,7 @@ impl<N: Network> Reactor<N> {
         let read = *result.as_ref().unwrap_or(&0);
         connection.input.truncate(filled + read);
         match result {
-            Ok(0) => self.close(slot),
+            Ok(0) => self.end_of_input(slot),
             Ok(read) => {
                 *budget -= read;
                 // A short read has emptied the socket: the next byte is a new edge. An end that has been announced
@@ -285,6 +285,19 @@ impl<N: Network> Reactor<N> {
             Err(_) => self.close(slot),
         }
         false
+    }
+
+    /// The client sends nothing any more. What it has been answered is still written.
+    fn end_of_input(&mut self, slot: u32) {
+        let connection = &mut self.connections[slot as usize];
+        connection.readable = false;
+        connection.peer_closed = true;
+        if connection.has_output() {
+            connection.closing = Closing::AfterOutput;
+            self.list_dirty(slot);
+        } else {
+            self.close(slot);
+        }
     }
 
     /// After a pump: the deadline that applies, and no buffer without need.
@@ -361,7 +374,7 @@ impl<N: Network> Reactor<N> {
                 if self.connections[slot as usize].peer_closed {
                     // Whoever has closed already reads no answer, so nobody computes it.
                     self.parts.metrics.jobs_cancelled += 1;
-                    return self.close(slot);
+                    return self.end_of_input(slot);
                 }
                 self.start_job(slot, route, request, Asked { model: model(route), ..asked }, now_ns);
             }
@@ -507,7 +520,12 @@ impl<N: Network> Reactor<N> {
     /// Queues a whole answer that lies in a buffer of its own, from `start` on.
     pub(super) fn queue_output(&mut self, slot: u32, output: Buffer, start: usize, now_ns: u64) {
         let connection = &mut self.connections[slot as usize];
-        debug_assert!(!connection.has_output(), "a job's answer is its connection's only one");
+        if connection.has_output() {
+            // Answers to what the client had sent before are still waiting for it to read.
+            self.append(slot, &output[start..], now_ns);
+            self.parts.buffers.put(output);
+            return;
+        }
         let old = std::mem::replace(&mut connection.output, output);
         connection.written = start;
         self.parts.buffers.put(old);

@@ -18,6 +18,8 @@ pub(super) struct Job {
     worker: usize,
     /// The body, while it is at home.
     body: Option<Box<Body>>,
+    /// True exactly while a worker has the body.
+    out: bool,
     /// Pieces in this job's hands, empty or full, and how many it may have.
     lent: usize,
     window: usize,
@@ -39,6 +41,7 @@ impl Job {
             connection: ConnectionId { slot: 0, generation: 0 },
             worker: 0,
             body: None,
+            out: false,
             lent: 0,
             window: 0,
             asked: None,
@@ -147,6 +150,7 @@ impl<N: Network> Reactor<N> {
             job.lent = job.window.min(self.parts.pieces.len());
             let kept = self.parts.pieces.len() - job.lent;
             body.pieces.extend(self.parts.pieces.drain(kept..));
+            job.out = true;
             let worker = &mut self.parts.workers[job.worker];
             worker.outstanding += 1;
             worker.sender.push(ToWorker::Body(body));
@@ -187,6 +191,7 @@ impl<N: Network> Reactor<N> {
         let (errand, verdict, tokens) = (body.errand, body.verdict, body.tokens);
         let job = &mut self.jobs[key.slot as usize];
         job.body = Some(body);
+        job.out = false;
         match (errand, verdict) {
             (_, Err(reject)) => self.fail(key, reject, now_ns),
             (Errand::Cut, Ok(())) => {
@@ -280,7 +285,9 @@ impl<N: Network> Reactor<N> {
             };
         }
         let body = job.body.take().expect("seen above");
+        job.out = true;
         let index = self.least_busy_worker();
+        self.jobs[key.slot as usize].worker = index;
         let worker = &mut self.parts.workers[index];
         worker.outstanding += 1;
         worker.sender.push(ToWorker::Body(body));
@@ -367,6 +374,12 @@ impl<N: Network> Reactor<N> {
         self.parts.buffers.put(job.values);
         if let Some(body) = job.body {
             self.put_away(body);
+        }
+        if job.out {
+            // Its pieces may all be elsewhere, so nothing else would make the worker look at it again.
+            let worker = &mut self.parts.workers[job.worker];
+            worker.sender.push(ToWorker::Ended(key));
+            worker.unrung = true;
         }
         self.jobs_free.push(key.slot);
         let connection = &mut self.connections[job.connection.slot as usize];

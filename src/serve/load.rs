@@ -10,7 +10,7 @@ use crate::device::sim::Sim;
 use crate::device::{Device, LoadError, Offer};
 use crate::job::ModelKey;
 use crate::model::fetch::{self, Wanted};
-use crate::model::{Model, Source, folder};
+use crate::model::{Model, Source, Task, folder};
 use crate::ring::Doorbell;
 use crate::tokenize::Tokenizer;
 
@@ -115,6 +115,12 @@ impl Loader<'_> {
             check_offer(&model, &offer)?;
             width = offer.width;
             device.offers.push((key, offer));
+        }
+        let (single, pair) = tokenizer.specials();
+        let specials = if model.task == Task::Embedding { single } else { pair };
+        if model.max_length <= specials {
+            let length = model.max_length;
+            return Err(Error(format!("max_length {length} leaves no room for text beside {specials} special tokens")));
         }
         let vocabulary = vocabulary(&model, &tokenizer);
         Ok(LoadedModel { key, model, tokenizer, width, vocabulary, devices })

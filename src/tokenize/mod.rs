@@ -39,6 +39,16 @@ impl std::fmt::Debug for Tokenizer {
 pub struct EncodeScratch {
     first: Vec<PipelineToken>,
     second: Vec<PipelineToken>,
+    /// How much of a text the tokens in `first` are.
+    first_read: Read,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Read {
+    #[default]
+    Nothing,
+    Beginning,
+    Whole,
 }
 
 /// What became of one text or pair.
@@ -84,7 +94,13 @@ impl Tokenizer {
             padding: Override::Off,
             truncation: Override::Off,
         };
-        Ok(Tokenizer { pipeline, options, words_are_independent, vocabulary: vocabulary(&value) })
+        let tokenizer = Tokenizer { pipeline, options, words_are_independent, vocabulary: vocabulary(&value) };
+        // What is wrong inside a pattern shows when it is first used: better now than for every request.
+        let trial = ("a trial: 1, 2", Some("another"));
+        tokenizer
+            .encode(&mut EncodeScratch::default(), trial, 64, Cut::Late, &mut Vec::new(), &mut Vec::new())
+            .map_err(|_| fail(&"the tokenizer cannot encode a trial text; is a pattern in it invalid?"))?;
+        Ok(tokenizer)
     }
 
     /// One more than the largest id it can make.
@@ -112,32 +128,43 @@ impl Tokenizer {
         ids: &mut Vec<u32>,
         types: &mut Vec<u8>,
     ) -> Result<Encoded, EncodeError> {
-        let full_length = self.prepare(scratch, (first, second), max_length, cut)?;
+        let full_length = self.prepare(scratch, (first, second), false, max_length, cut)?;
         let length = self.write(scratch, second.is_some(), max_length, ids, types);
         Ok(Encoded { length, full_length })
     }
 
     /// Tokenizes into `scratch` and returns the full length, specials included.
+    ///
+    /// `again` promises that `first` is the one of the last call, with the same `max_length` and `cut`: a query is
+    /// tokenized once for all its documents.
     pub fn prepare(
         &self,
         scratch: &mut EncodeScratch,
         (first, second): (&str, Option<&str>),
+        again: bool,
         max_length: usize,
         cut: Cut,
     ) -> Result<usize, EncodeError> {
         let specials = self.template(second.is_some()).n_special();
         let room = max_length.saturating_sub(specials);
-        let mut ended_early = self.tokens(first, room, cut, &mut scratch.first)?;
-        scratch.second.clear();
-        if let Some(second) = second {
-            let second_ended_early = self.tokens(second, room, cut, &mut scratch.second)?;
-            // With both too long, `longest_first` gives an odd token to the longer one: their lengths must be known.
-            if ended_early && second_ended_early {
-                self.tokens(first, room, Cut::Late, &mut scratch.first)?;
-                self.tokens(second, room, Cut::Late, &mut scratch.second)?;
-            }
-            ended_early |= second_ended_early;
+        if !again || scratch.first_read == Read::Nothing {
+            scratch.first_read = Read::Nothing;
+            scratch.first_read = self.tokens(first, room, cut, &mut scratch.first)?;
         }
+        scratch.second.clear();
+        let mut second_read = Read::Whole;
+        if let Some(second) = second {
+            second_read = self.tokens(second, room, cut, &mut scratch.second)?;
+            // With both too long, `longest_first` gives an odd token to the longer one: their lengths must be known.
+            let first_is_long = scratch.first.len() > room;
+            if second_read == Read::Beginning && first_is_long {
+                second_read = self.tokens(second, room, Cut::Late, &mut scratch.second)?;
+            }
+            if scratch.first_read == Read::Beginning && scratch.second.len() > room {
+                scratch.first_read = self.tokens(first, room, Cut::Late, &mut scratch.first)?;
+            }
+        }
+        let ended_early = scratch.first_read == Read::Beginning || second_read == Read::Beginning;
         let found = scratch.first.len() + scratch.second.len();
         debug_assert!(!ended_early || found > room, "reading stops early only where more than enough was found");
         Ok(found + specials)
@@ -169,8 +196,8 @@ impl Tokenizer {
         if pair { &templates.pair } else { &templates.single }
     }
 
-    /// Tokens of `text`, without specials. True if reading ended early, with more than `room` tokens found.
-    fn tokens(&self, text: &str, room: usize, cut: Cut, tokens: &mut Vec<PipelineToken>) -> Result<bool, EncodeError> {
+    /// Tokens of `text`, without specials. If only its beginning was read, they are more than `room`.
+    fn tokens(&self, text: &str, room: usize, cut: Cut, tokens: &mut Vec<PipelineToken>) -> Result<Read, EncodeError> {
         // A token is 4 to 5 bytes in most languages; the margin covers an added token with spaces in it at the cut.
         let wanted = room + 32;
         let mut bytes = wanted * 8;
@@ -179,14 +206,14 @@ impl Tokenizer {
                 tokens.clear();
                 self.pipeline.encode_into(&text[..end], &self.options, tokens).map_err(|_| EncodeError)?;
                 if tokens.len() >= wanted {
-                    return Ok(true);
+                    return Ok(Read::Beginning);
                 }
                 bytes = end * 4;
             }
         }
         tokens.clear();
         self.pipeline.encode_into(text, &self.options, tokens).map_err(|_| EncodeError)?;
-        Ok(false)
+        Ok(Read::Whole)
     }
 }
 

@@ -10,7 +10,7 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::{Cut, EncodeScratch, Tokenizer};
 use crate::api::{self, Catalog, Inputs, Item, Outline, Reject};
@@ -52,6 +52,7 @@ pub struct Worker {
     pub devices: Vec<Sender<Box<Piece>>>,
     /// Tokens sent to each device and not yet executed; the device subtracts.
     pub load: Vec<Arc<AtomicU64>>,
+    pub ready: Vec<Arc<AtomicBool>>,
     pub catalog: Arc<Catalog>,
     pub models: Arc<[Served]>,
     pub generations: Generations,
@@ -71,6 +72,8 @@ pub struct WorkerState {
     encode: EncodeScratch,
     /// A prompt and the text after it.
     prompted: String,
+    /// The first text of the pair that was tokenized last.
+    last_first: Option<(JobKey, Span)>,
 }
 
 /// Longest list of texts whose memory is kept for the next request, and how many such lists are.
@@ -85,6 +88,7 @@ impl WorkerState {
             parse: api::Scratch::default(),
             encode: EncodeScratch::default(),
             prompted: String::new(),
+            last_first: None,
         }
     }
 }
@@ -114,6 +118,7 @@ impl Worker {
                 Errand::Encode => self.encode(body),
             },
             Some(ToWorker::Supply(job, piece)) => self.supply(job, piece),
+            Some(ToWorker::Ended(job)) => self.forget(job),
             None => {}
         }
         self.cut_one() || took
@@ -181,6 +186,14 @@ impl Worker {
         }
     }
 
+    /// Sends the body of a dead job home; it may have gone already.
+    fn forget(&mut self, job: JobKey) {
+        if let Some(place) = self.state.active.iter().position(|active| active.body.job == job) {
+            let active = self.state.active.remove(place).expect("found above");
+            self.finish(active, Err(Reject::Draining));
+        }
+    }
+
     /// Cuts one piece of the first request in line that has an empty one, and sends the request to the back.
     fn cut_one(&mut self) -> bool {
         let Some(turn) = self.state.active.iter().position(|active| !active.body.pieces.is_empty()) else {
@@ -198,7 +211,7 @@ impl Worker {
         active.body.tokenize_ns += now_ns.saturating_sub(start_ns);
         let result = filled.unwrap_or_else(|_| {
             self.panics.fetch_add(1, Ordering::Relaxed);
-            self.state.encode = EncodeScratch::default();
+            (self.state.encode, self.state.last_first) = (EncodeScratch::default(), None);
             Err(Reject::Panicked)
         });
         if let Err(reject) = result {
@@ -231,7 +244,7 @@ impl Worker {
         piece.arrived_ns = active.body.arrived_ns;
         while active.next < active.inputs.items.len() && piece.sequences() < self.limits.piece.sequences_max as usize {
             let room = self.limits.piece.tokens_max as usize - piece.ids.len();
-            let fitted = fill_item(served, active, &mut self.state.encode, &mut self.state.prompted, room, piece)?;
+            let fitted = fill_item(served, active, &mut self.state, room, piece)?;
             if !fitted {
                 break;
             }
@@ -245,7 +258,10 @@ impl Worker {
     /// Sends a filled piece to the least busy device that has its model.
     fn send(&mut self, piece: Box<Piece>) {
         let devices = &self.models[piece.model.index as usize].devices;
-        let load = |device: &&usize| self.load[**device].load(Ordering::Relaxed);
+        // A dead device answers at once and so looks idle: the others go first.
+        let load = |device: &&usize| {
+            (!self.ready[**device].load(Ordering::Relaxed), self.load[**device].load(Ordering::Relaxed))
+        };
         let device = *devices.iter().min_by_key(load).expect("a served model is on some device");
         self.load[device].fetch_add(piece.ids.len() as u64, Ordering::Relaxed);
         self.devices[device].push(piece);
@@ -314,8 +330,7 @@ pub fn encode_answer(body: &mut Body, catalog: &Catalog) -> Result<(), Reject> {
 fn fill_item(
     served: &Served,
     active: &mut Active,
-    scratch: &mut EncodeScratch,
-    prompted: &mut String,
+    state: &mut WorkerState,
     room: usize,
     piece: &mut Piece,
 ) -> Result<bool, Reject> {
@@ -335,6 +350,13 @@ fn fill_item(
         Item::Text(span) => (text(span)?, None),
         Item::Pair(first, second) => (text(first)?, Some(text(second)?)),
     };
+    let WorkerState { encode: scratch, prompted, last_first, .. } = state;
+    let this_first = match inputs.items[*next] {
+        Item::Pair(first, _) => Some((body.job, first)),
+        Item::Text(_) | Item::Ids(_) => None,
+    };
+    let again = this_first.is_some() && *last_first == this_first;
+    *last_first = this_first;
     let first = match outline.prompt {
         Some(prompt) => {
             prompted.clear();
@@ -346,7 +368,7 @@ fn fill_item(
     };
     let cut = if outline.truncate { Cut::Early } else { Cut::Late };
     let max = served.max_length;
-    let tokens = served.tokenizer.prepare(scratch, (first, second), max, cut).map_err(|_| Reject::Panicked)?;
+    let tokens = served.tokenizer.prepare(scratch, (first, second), again, max, cut).map_err(|_| Reject::Panicked)?;
     if tokens > max && !outline.truncate {
         let place = outline.place(*next as u32);
         return Err(Reject::TextTooLong { place, tokens: tokens as u32, max: max as u32 });
