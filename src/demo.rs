@@ -167,9 +167,6 @@ pub fn welcome(settings: &Settings, prepared: &Prepared) -> String {
         );
     }
     text.push_str("\nTry it from another terminal:\n");
-    if settings.server.port == 0 {
-        text.push_str("(PORT is the one that the system chooses; the server names it when it listens.)\n");
-    }
     for model in &prepared.models {
         let body = match model.task {
             Task::Embedding => r#"{"documents": ["The weather is lovely today.", "Es ist so sonnig draußen!"]}"#,

@@ -209,7 +209,7 @@ fn run_serve(arguments: Serve) -> Result<(), Failure> {
         );
         return Err(Failure::Usage(message));
     }
-    serve::run(settings).map_err(failed)
+    serve::run(settings, |_| {}).map_err(failed)
 }
 
 fn run_demo(arguments: Demo) -> Result<(), Failure> {
@@ -218,9 +218,14 @@ fn run_demo(arguments: Demo) -> Result<(), Failure> {
     let mut settings = config::parse("the demo", "", &overrides).map_err(usage)?;
     let prepared = demo::prepare(&demo::Sources::public(), &settings.engines, arguments.fetch, &mut fetch::bar());
     let prepared = prepared.map_err(failed)?;
-    print!("{}", demo::welcome(&settings, &prepared));
-    settings.models = prepared.models;
-    serve::run(settings).map_err(failed)
+    settings.models = prepared.models.clone();
+    let mut shown = settings.clone();
+    // Said when it is true: the port may be taken.
+    let announce = |address: std::net::SocketAddr| {
+        shown.server.port = address.port();
+        print!("{}", demo::welcome(&shown, &prepared));
+    };
+    serve::run(settings, announce).map_err(failed)
 }
 
 fn run_convert(arguments: &Convert) -> Result<(), Failure> {
@@ -296,8 +301,23 @@ fn run_check(arguments: Check) -> Result<(), Failure> {
         return Ok(());
     }
     let settings = load(&arguments.file, arguments.settings)?;
+    let problems: Vec<String> = settings.models.iter().filter_map(problem).collect();
+    if !problems.is_empty() {
+        return Err(Failure::Usage(problems.join("\n")));
+    }
     print!("{}", summary(&arguments.file, &settings));
     Ok(())
+}
+
+/// Why a model that lies on this disk could not be served. One that would come from the hub is not fetched for this.
+fn problem(model: &ModelSettings) -> Option<String> {
+    let paths = [Some(&model.model_path), model.tokenizer_path.as_ref()];
+    if paths.into_iter().flatten().any(|path| matches!(fetch::origin(path), Ok(Origin::Hub(_)))) {
+        let missing = fetch::origin(&model.model_path).err()?;
+        return Some(format!("{}: model `{}`: {missing}", model.place, model.name));
+    }
+    let error = serve::load_model(model).err()?;
+    Some(format!("{}: model `{}`: {error}", model.place, model.name))
 }
 
 /// What would be served, and how it differs from the defaults.
@@ -343,7 +363,7 @@ fn whereabouts(model: &ModelSettings) -> String {
     let say = |path: &str| match fetch::origin(path) {
         Ok(Origin::Here(_)) => path.to_owned(),
         Ok(Origin::Hub(_)) => format!("{path} (from the model hub)"),
-        Err(error) => format!("{error} (!)"),
+        Err(error) => error.to_string(),
     };
     match &model.tokenizer_path {
         Some(tokenizer) => format!("{}; tokenizer {}", say(&model.model_path), say(tokenizer)),

@@ -103,9 +103,11 @@ impl Stopper {
     }
 }
 
-/// Serves until SIGTERM or SIGINT, then drains. A second signal ends the process at once.
-pub fn run(settings: Settings) -> Result<(), Error> {
+/// Serves until SIGTERM or SIGINT, then drains. A second signal ends the process at once. `announce` is called once, when
+/// the first request can be answered, with the address.
+pub fn run(settings: Settings, announce: impl FnOnce(SocketAddr)) -> Result<(), Error> {
     let server = Server::start(settings)?;
+    announce(server.address());
     println!("listening on http://{}", server.address());
     let stopper = server.stopper();
     let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT])

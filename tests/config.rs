@@ -34,7 +34,7 @@ embedding_models:
 reranking_models:
   bge-reranker-large:
     model_name: "bge-reranker-large"
-    model_path: "./model/reranker_models/trt_models/bge_reranker_large_dynamic.trt"
+    model_path: "./model/reranker_models/trt_models/bge_reranker_large_dynamic_bs.trt"
     tokenizer_path: "./model/reranker_models/bge-reranker-large-tokenizer"
     reuse_dynamic_buffer: true
     cuda_graph_list:
@@ -466,11 +466,18 @@ fn reactrt(arguments: &[&str]) -> Output {
 fn check_says_what_would_be_served() {
     let file = Scratch::new("old", OLD_FILE.as_bytes());
     let output = reactrt(&["check", file.0.to_str().unwrap(), "--port", "9000"]);
+    // The paths are those of another machine: every one that is missing is named.
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    for name in ["nli_model_dynamic_bs.trt", "bge_m3_model_dynamic_bs.trt", "bge_reranker_large_dynamic_bs.trt"] {
+        assert!(said.contains(&format!("{name} does not exist")), "{said}");
+    }
+    let output = reactrt(&["check", "tests/fixtures/three-tasks.yaml", "--port", "9000"]);
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(0), "{text}");
     for line in [
         "listens on  127.0.0.1:9000",
-        "nli         xlm-roberta-large-xnli: ./model/nlimodels/trtmodels/nli_model_dynamic_bs.trt does not exist (!); tokenizer joeddav/xlm-roberta-large-xnli (from the model hub)",
+        "nli         tiny-nli: ./tests/fixtures/models/xlm-roberta-nli; tokenizer ./tests/fixtures/models/xlm-roberta-nli",
         "changed     server.port: 9000 (default 8887)",
     ] {
         assert!(text.lines().any(|other| other == line), "{line}\nis not in\n{text}");

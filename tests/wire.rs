@@ -172,7 +172,9 @@ fn a_refusal_survives_the_rest_of_a_large_body() {
         let _ = sender.write_all(head.as_bytes()).and_then(|()| sender.write_all(&body));
     });
     let mut client = client;
-    assert_eq!(client.answer().status, 413);
+    let answer = client.answer();
+    assert_eq!(answer.status, 413);
+    assert!(answer.text().contains("limits.body_bytes_max"), "{}", answer.text());
     writer.join().unwrap();
 }
 

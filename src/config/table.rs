@@ -241,7 +241,7 @@ pub const TABLE: &[Key] = &[
         "threads.spin_us",
         threads.spin_us,
         Whole(0..=1_000_000),
-        "How long each thread looks for work before it sleeps: spends a core per thread to save the wake-up time."
+        "How long each thread looks for work before it sleeps: spends a core per thread to save the wake-up time, and harms where threads outnumber cores."
     ),
     key!(
         "threads.pin",

@@ -242,7 +242,12 @@ impl<N: Network> Reactor<N> {
                 Step::Continue => self.append(slot, http::CONTINUE, now_ns),
                 Step::Request(request) => self.request(slot, request, now_ns),
                 Step::Refuse(refusal) => {
-                    let reject = Reject::Framing { status: refusal.status(), message: refusal.message() };
+                    let reject = match refusal {
+                        http::Refusal::BodyTooLarge => {
+                            Reject::BodyTooLarge { max: self.limits.http.body_bytes_max as u64 }
+                        }
+                        other => Reject::Framing { status: other.status(), message: other.message() },
+                    };
                     self.refuse_bytes(slot, reject, now_ns);
                 }
                 Step::Nothing => break,

@@ -69,12 +69,14 @@ pub fn load(settings: &Settings, bell: &mut dyn FnMut() -> Arc<Doorbell>) -> Res
         loader.folders.push(loader.devices.len());
         loader.open(name);
     }
-    let mut models = Vec::new();
+    let (mut models, mut problems) = (Vec::new(), Vec::new());
     for (index, entry) in settings.models.iter().enumerate() {
-        let failed = |error: Error| Error(format!("{}: model `{}`: {error}", entry.place, entry.name));
-        models.push(loader.load(index, entry).map_err(failed)?);
+        match loader.load(index, entry) {
+            Ok(model) => models.push(model),
+            Err(error) => problems.push(format!("{}: model `{}`: {error}", entry.place, entry.name)),
+        }
     }
-    Ok(Loaded { models, devices: loader.devices })
+    if problems.is_empty() { Ok(Loaded { models, devices: loader.devices }) } else { Err(Error(problems.join("\n"))) }
 }
 
 /// Devices in the making.
