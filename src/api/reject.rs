@@ -646,8 +646,8 @@ impl Reject {
             Reject::DeviceDead => see(Row::server(503), format_args!("the device that ran this model is gone")),
             Reject::Device(fault) => {
                 let row = match fault {
-                    Fault::Refused | Fault::Failed | Fault::Panicked => Row::server(500),
-                    Fault::Hung => Row::server(503).retry_after(1),
+                    Fault::Panicked => Row::server(500),
+                    Fault::Refused | Fault::Failed | Fault::Hung => Row::server(503).retry_after(1),
                     Fault::Dead => Row::server(503),
                 };
                 see(row, format_args!("the device could not compute this request: {}", fault_in_words(fault)))

@@ -1142,8 +1142,8 @@ fn what_a_connection_does_after_a_refusal() {
     assert_eq!(of(Reject::NoBuffers), (503, false, Some(1)));
     assert_eq!(of(Reject::Draining), (503, true, Some(1)));
     assert_eq!(of(Reject::DeviceDead), (503, false, None));
-    assert_eq!(of(Reject::from(Fault::Failed)), (500, false, None));
-    assert_eq!(of(Reject::from(Fault::Refused)), (500, false, None));
+    assert_eq!(of(Reject::from(Fault::Failed)), (503, false, Some(1)));
+    assert_eq!(of(Reject::from(Fault::Refused)), (503, false, Some(1)));
     assert_eq!(of(Reject::from(Fault::Hung)), (503, false, Some(1)));
     assert_eq!(of(Reject::from(Fault::Dead)), (503, false, None));
     assert_eq!(of(Reject::from(Fault::Panicked)), (500, false, None));

@@ -2,17 +2,18 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::Error;
 use crate::config::{DeviceName, Devices, ModelSettings, Settings};
 use crate::device::cpu::Cpu;
 use crate::device::sim::Sim;
-use crate::device::{Device, LoadError, Offer};
-use crate::job::ModelKey;
+use crate::device::{Device, Fault, Lane, LoadError, Offer, Pieces, Placement, Plan};
+use crate::job::{ModelKey, Piece};
 use crate::model::fetch::{self, Wanted};
 use crate::model::{Model, Source, Task, folder};
 use crate::ring::Doorbell;
-use crate::tokenize::Tokenizer;
+use crate::tokenize::{Cut, EncodeScratch, Tokenizer};
 
 /// Everything loaded, in the configuration's order.
 #[derive(Debug)]
@@ -36,6 +37,44 @@ pub struct LoadedModel {
 pub struct LoadedDevice {
     pub device: Box<dyn Device>,
     pub offers: Vec<(ModelKey, Offer)>,
+}
+
+/// The simulated device's name.
+const SIMULATED: &str = "sim";
+
+/// How long a trial run may take before the model is given up.
+const WARM_UP: Duration = Duration::from_secs(60);
+
+impl LoadedDevice {
+    /// Runs one text on every lane, so that the first client does not pay for memory that is touched for the first time, and
+    /// a model that cannot run is found before it is served.
+    fn warm_up(&mut self, key: ModelKey, tokenizer: &Tokenizer, model: &Model) -> Result<(), LoadError> {
+        let pair = if model.task == Task::Embedding { None } else { Some("up") };
+        let mut piece = Box::new(Piece { model: key, ..Piece::default() });
+        let Piece { ids, types, .. } = &mut *piece;
+        tokenizer
+            .encode(&mut EncodeScratch::default(), ("warm", pair), model.max_length, Cut::Late, ids, types)
+            .map_err(|_| LoadError("the tokenizer cannot encode a trial text".into()))?;
+        let length = piece.ids.len() as u32;
+        piece.ends.push(length);
+        let mut pieces = Pieces::with_capacity(1);
+        let index = pieces.insert(piece);
+        let placement = Placement { piece: index, sequence: 0, row: 0, offset: 0, length };
+        let plan = Plan { model: key, bucket: 0, placements: vec![placement], tokens: length };
+        let failed = |fault: Fault| LoadError(format!("a trial run failed: {fault:?}"));
+        for lane in 0..self.device.lanes() {
+            self.device.submit(lane, &plan, &pieces, 0).map_err(failed)?;
+            let start = Instant::now();
+            while self.device.poll(lane, 0) != Lane::Done {
+                if start.elapsed() > WARM_UP {
+                    return Err(failed(Fault::Hung));
+                }
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            self.device.collect(lane, &mut |_, _| {}).map_err(failed)?;
+        }
+        Ok(())
+    }
 }
 
 impl std::fmt::Debug for LoadedDevice {
@@ -116,6 +155,10 @@ impl Loader<'_> {
             let offer = device.device.load(key, &model).map_err(words)?;
             check_offer(&model, &offer)?;
             width = offer.width;
+            // The simulated device has nothing to warm, and its faults go by number of submission.
+            if device.device.name() != SIMULATED {
+                device.warm_up(key, &tokenizer, &model).map_err(words)?;
+            }
             device.offers.push((key, offer));
         }
         let (single, pair) = tokenizer.specials();
