@@ -458,3 +458,24 @@ fn what_could_never_answer_does_not_start() {
     let port = taken.local_addr().unwrap().port();
     refused(&|settings| settings.server.port = port, "another program uses port");
 }
+
+/// However a server is stopped, every part is home: the guard that stops it here checks.
+#[test]
+fn stopping_in_the_middle_of_everything_loses_nothing() {
+    for round in 0..40 {
+        let mut settings = settings(DeviceName::Sim);
+        settings.sim.base_us = 500;
+        settings.deadlines.drain_ms = 0;
+        settings.threads.workers = 1 + round % 2;
+        let server = start(settings);
+        let bulk = json!({"documents": vec!["some words to be embedded"; 500]}).to_string();
+        let mut clients: Vec<Client> = (0..8).map(|_| server.connect()).collect();
+        for client in &mut clients {
+            client.send_post("/infer/embed", &bulk);
+        }
+        for _ in 0..round % 5 {
+            server.get("/health/live");
+        }
+        assert_eq!(server.stop(), Default::default(), "round {round}");
+    }
+}

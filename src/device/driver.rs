@@ -117,10 +117,12 @@ impl Driver {
         ports.inboxes.iter().any(|inbox| !inbox.is_empty()) || lanes.iter().enumerate().any(done)
     }
 
-    /// Sends home everything that is here. To be called when no client is left: every job is dead by then, so what waits
+    /// Sends home everything that is here. To be called when no client and no worker is left: every job is dead, so what waits
     /// is dropped and only what executes is waited for.
     pub fn drain(&mut self, clock: &Clock) {
         let until_ns = clock.now_ns() + DRAIN_NS;
+        // The workers have ended: nothing arrives after this.
+        self.take_in(clock.now_ns());
         while self.held() > 0 && clock.now_ns() < until_ns {
             if self.step(clock.now_ns()) != Rest::No {
                 std::thread::yield_now();
@@ -129,7 +131,6 @@ impl Driver {
         if self.held() > 0 {
             self.die(Fault::Hung);
         }
-        self.take_in(clock.now_ns());
     }
 
     /// Pieces held here, waiting or executing.
