@@ -18,8 +18,8 @@ pub(super) struct Job {
     worker: usize,
     /// The body, while it is at home.
     body: Option<Box<Body>>,
-    /// True exactly while a worker has the body.
-    out: bool,
+    /// What a worker has the body for; `None` exactly while it is at home.
+    out: Option<Errand>,
     /// Pieces in this job's hands, empty or full, and how many it may have.
     lent: usize,
     window: usize,
@@ -41,7 +41,7 @@ impl Job {
             connection: ConnectionId { slot: 0, generation: 0 },
             worker: 0,
             body: None,
-            out: false,
+            out: None,
             lent: 0,
             window: 0,
             asked: None,
@@ -150,7 +150,7 @@ impl<N: Network> Reactor<N> {
             job.lent = job.window.min(self.parts.pieces.len());
             let kept = self.parts.pieces.len() - job.lent;
             body.pieces.extend(self.parts.pieces.drain(kept..));
-            job.out = true;
+            job.out = Some(Errand::Cut);
             let worker = &mut self.parts.workers[job.worker];
             worker.outstanding += 1;
             worker.sender.push(ToWorker::Body(body));
@@ -191,7 +191,7 @@ impl<N: Network> Reactor<N> {
         let (errand, verdict, tokens) = (body.errand, body.verdict, body.tokens);
         let job = &mut self.jobs[key.slot as usize];
         job.body = Some(body);
-        job.out = false;
+        job.out = None;
         match (errand, verdict) {
             (_, Err(reject)) => self.fail(key, reject, now_ns),
             (Errand::Cut, Ok(())) => {
@@ -216,7 +216,7 @@ impl<N: Network> Reactor<N> {
         piece.clear();
         self.parts.pieces.push(piece);
         let job = &mut self.jobs[key.slot as usize];
-        if self.parts.generations.is_live(key) && job.body.is_none() {
+        if self.parts.generations.is_live(key) && job.out == Some(Errand::Cut) {
             job.lent -= 1;
             if self.unlent.is_empty() {
                 // Its piece back, and one that it gave up while others waited.
@@ -285,7 +285,7 @@ impl<N: Network> Reactor<N> {
             };
         }
         let body = job.body.take().expect("seen above");
-        job.out = true;
+        job.out = Some(Errand::Encode);
         let index = self.least_busy_worker();
         self.jobs[key.slot as usize].worker = index;
         let worker = &mut self.parts.workers[index];
@@ -375,7 +375,7 @@ impl<N: Network> Reactor<N> {
         if let Some(body) = job.body {
             self.put_away(body);
         }
-        if job.out {
+        if job.out.is_some() {
             // Its pieces may all be elsewhere, so nothing else would make the worker look at it again.
             let worker = &mut self.parts.workers[job.worker];
             worker.sender.push(ToWorker::Ended(key));
