@@ -279,21 +279,7 @@ fn run() -> Result<(), Failure> {
     };
     let library = std::env::var("ORT_DYLIB_PATH").map_err(|_| "ORT_DYLIB_PATH names no libonnxruntime.so")?;
     let environment = ort::init_from(library)?.build()?;
-    let settings = ModelSettings {
-        task: Task::Embedding,
-        name: "model".into(),
-        model_path: folder.clone(),
-        tokenizer_path: None,
-        reuse_dynamic_buffer: false,
-        cuda_graph_list: Vec::new(),
-        pooling: None,
-        normalize: None,
-        max_length: None,
-        labels: None,
-        prompts: None,
-        default_prompt: None,
-        place: "the command line".into(),
-    };
+    let settings = ModelSettings::new(Task::Embedding, "model", folder, "the command line");
     let model = Arc::new(folder::read(Path::new(folder), None, &settings)?);
     let threads: Vec<usize> = threads.iter().map(|count| count.parse()).collect::<Result<_, _>>()?;
     println!(

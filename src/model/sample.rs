@@ -128,21 +128,7 @@ impl Sample {
     }
 
     pub fn settings(&self) -> ModelSettings {
-        ModelSettings {
-            task: self.task,
-            name: "sample".into(),
-            model_path: String::new(),
-            tokenizer_path: None,
-            reuse_dynamic_buffer: false,
-            cuda_graph_list: Vec::new(),
-            pooling: None,
-            normalize: None,
-            max_length: None,
-            labels: None,
-            prompts: None,
-            default_prompt: None,
-            place: "test.yaml:1".into(),
-        }
+        ModelSettings::new(self.task, "sample", "", "test.yaml:1")
     }
 
     pub fn config(&self) -> serde_json::Value {
