@@ -49,11 +49,19 @@ pub struct Ports {
     pub counters: Arc<DeviceCounters>,
 }
 
+impl Ports {
+    /// Pushes a piece to the reactor, without waking it.
+    fn send_home(&mut self, piece: Box<Piece>) {
+        self.load.fetch_sub(piece.ids.len() as u64, Ordering::Relaxed);
+        self.home.push(ToReactor::Piece(piece));
+    }
+}
+
 #[derive(Debug, Default)]
 struct LaneState {
     plan: Plan,
-    /// When the plan was submitted; `None` exactly while the lane is idle.
-    started_ns: Option<u64>,
+    /// True exactly while the plan is submitted and not collected.
+    busy: bool,
 }
 
 impl std::fmt::Debug for Driver {
@@ -78,7 +86,7 @@ impl Driver {
         for (key, offer) in &offers {
             planner.offer(*key, offer);
         }
-        let lanes = (0..device.lanes()).map(|_| LaneState { plan: planner.empty_plan(), started_ns: None }).collect();
+        let lanes = (0..device.lanes()).map(|_| LaneState { plan: planner.empty_plan(), busy: false }).collect();
         Driver {
             device,
             planner,
@@ -112,8 +120,7 @@ impl Driver {
     /// step and the moment its doorbell could wake us has rung in vain.
     pub fn has_work(&mut self, now_ns: u64) -> bool {
         let Driver { device, lanes, ports, .. } = self;
-        let done =
-            |(lane, state): (usize, &LaneState)| state.started_ns.is_some() && device.poll(lane, now_ns) == Lane::Done;
+        let done = |(lane, state): (usize, &LaneState)| state.busy && device.poll(lane, now_ns) == Lane::Done;
         ports.inboxes.iter().any(|inbox| !inbox.is_empty()) || lanes.iter().enumerate().any(done)
     }
 
@@ -122,7 +129,7 @@ impl Driver {
     pub fn drain(&mut self, clock: &Clock) {
         let until_ns = clock.now_ns() + DRAIN_NS;
         // The workers have ended: nothing arrives after this.
-        self.take_in(clock.now_ns());
+        self.take_in();
         while self.held() > 0 && clock.now_ns() < until_ns {
             if self.step(clock.now_ns()) != Rest::No {
                 std::thread::yield_now();
@@ -139,7 +146,7 @@ impl Driver {
     }
 
     fn step_inner(&mut self, now_ns: u64) -> Rest {
-        let mut progress = self.take_in(now_ns);
+        let mut progress = self.take_in();
         if !self.ports.ready.load(Ordering::Relaxed) {
             return if progress { Rest::No } else { Rest::Until(None) };
         }
@@ -148,7 +155,7 @@ impl Driver {
         }
         let mut linger_ns = None;
         for lane in 0..self.lanes.len() {
-            if self.lanes[lane].started_ns.is_none() {
+            if !self.lanes[lane].busy {
                 match self.start(lane, now_ns) {
                     Started::Yes => progress = true,
                     Started::Later(until_ns) => linger_ns = Some(until_ns),
@@ -166,21 +173,18 @@ impl Driver {
         Rest::Until([linger_ns, self.device.wake_at_ns()].into_iter().flatten().min())
     }
 
-    fn take_in(&mut self, now_ns: u64) -> bool {
+    fn take_in(&mut self) -> bool {
         let mut any = false;
         let dead = !self.ports.ready.load(Ordering::Relaxed);
         for inbox in 0..self.ports.inboxes.len() {
             while let Some(mut piece) = self.ports.inboxes[inbox].pop() {
                 any = true;
-                let sequences = piece.sequences() as u32;
                 if dead {
-                    self.ports.load.fetch_sub(piece.ids.len() as u64, Ordering::Relaxed);
                     piece.fault = Some(Fault::Dead);
-                    self.ports.home.push(ToReactor::Piece(piece));
+                    self.ports.send_home(piece);
                     continue;
                 }
-                piece.started_ns = 0;
-                piece.done_ns = now_ns;
+                let sequences = piece.sequences() as u32;
                 let index = self.pieces.insert(piece);
                 self.remaining[index as usize] = sequences;
                 self.planner.push(index, self.pieces.get(index));
@@ -194,7 +198,7 @@ impl Driver {
 
     /// Brings a lane's results home if it is done.
     fn collect(&mut self, lane: usize, now_ns: u64) -> bool {
-        if self.lanes[lane].started_ns.is_none() || self.device.poll(lane, now_ns) != Lane::Done {
+        if !self.lanes[lane].busy || self.device.poll(lane, now_ns) != Lane::Done {
             return false;
         }
         let LaneState { plan, .. } = &self.lanes[lane];
@@ -241,7 +245,7 @@ impl Driver {
         }
         let (device, pieces) = (&mut self.device, &self.pieces);
         match guarded(&self.ports.counters, || device.submit(lane, plan, pieces, now_ns)) {
-            Ok(()) => self.lanes[lane].started_ns = Some(now_ns),
+            Ok(()) => self.lanes[lane].busy = true,
             Err(fault) => self.end_plan(lane, now_ns, Some(fault)),
         }
         Started::Yes
@@ -249,7 +253,7 @@ impl Driver {
 
     /// Accounts for every sequence of a lane's plan and sends home the pieces that are complete.
     fn end_plan(&mut self, lane: usize, now_ns: u64, fault: Option<Fault>) {
-        self.lanes[lane].started_ns = None;
+        self.lanes[lane].busy = false;
         if let Some(fault) = fault {
             self.ports.counters.count_fault(fault);
         }
@@ -287,8 +291,7 @@ impl Driver {
         if *remaining == 0 {
             let mut piece = self.pieces.remove(piece);
             piece.done_ns = now_ns;
-            self.ports.load.fetch_sub(piece.ids.len() as u64, Ordering::Relaxed);
-            self.ports.home.push(ToReactor::Piece(piece));
+            self.ports.send_home(piece);
         }
     }
 
@@ -297,12 +300,11 @@ impl Driver {
         self.ports.ready.store(false, Ordering::Relaxed);
         self.ports.counters.count_fault(fault);
         for lane in &mut self.lanes {
-            lane.started_ns = None;
+            lane.busy = false;
         }
         for mut piece in self.pieces.drain() {
             piece.fault = Some(fault);
-            self.ports.load.fetch_sub(piece.ids.len() as u64, Ordering::Relaxed);
-            self.ports.home.push(ToReactor::Piece(piece));
+            self.ports.send_home(piece);
         }
         self.ports.home.ring();
     }

@@ -270,20 +270,17 @@ impl Worker {
 
     fn finish(&mut self, active: Active, verdict: Result<(), Reject>) {
         self.keep(active.inputs);
+        self.go_home(active.body, verdict);
+    }
+
+    fn go_home(&mut self, mut body: Box<Body>, verdict: Result<(), Reject>) {
         // A request that was cut to its end wakes nobody: its last piece will.
-        let quiet = verdict.is_ok();
-        let mut body = active.body;
+        let quiet = body.errand == Errand::Cut && verdict.is_ok();
         body.verdict = verdict;
         self.home.push(ToReactor::Body(body));
         if !quiet {
             self.home.ring();
         }
-    }
-
-    fn go_home(&mut self, mut body: Box<Body>, verdict: Result<(), Reject>) {
-        body.verdict = verdict;
-        self.home.push(ToReactor::Body(body));
-        self.home.ring();
     }
 
     fn keep(&mut self, mut inputs: Inputs) {
