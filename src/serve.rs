@@ -252,7 +252,8 @@ impl Build {
         let Build { settings, clock, sockets, loaded, device_bells } = self;
         let limits = &settings.limits;
         let bounds = piece_bounds(&settings, &loaded);
-        check_memory(&settings, bounds, &loaded)?;
+        let width_max = width_max(&loaded);
+        settings.check_memory(bounds, width_max).map_err(|(_, message)| Error(message))?;
         let (pieces_max, bodies_max) = (limits.pieces_max, limits.jobs_max);
         let reactor_bell = sockets.doorbell();
         let generations = Generations::new(limits.jobs_max);
@@ -343,7 +344,6 @@ impl Build {
         }
 
         let metrics = Metrics::new(catalog.entries().iter().map(|entry| entry.name.clone()), counters, worker_panics);
-        let width_max = loaded.models.iter().map(|model| model.width as usize).max().unwrap_or(1);
         let parts = Parts {
             catalog,
             generations,
@@ -400,18 +400,9 @@ fn piece_bounds(settings: &Settings, loaded: &Loaded) -> PieceBounds {
     PieceBounds { tokens_max: bounds.tokens_max.max(longest), ..bounds }
 }
 
-fn check_memory(settings: &Settings, bounds: PieceBounds, loaded: &Loaded) -> Result<(), Error> {
-    let width_max = loaded.models.iter().map(|model| model.width as usize).max().unwrap_or(1);
-    let memory = settings.memory(bounds, width_max);
-    let max = settings.limits.memory_bytes_max as u64;
-    if memory.total_bytes() <= max {
-        return settings.check_largest_request(bounds, width_max).map_err(Error);
-    }
-    let (key, bytes) = memory.largest();
-    Err(Error(format!(
-        "limits.memory_bytes_max ({max} bytes) is less than these models and limits need ({} bytes); most of it is {key} ({bytes} bytes)",
-        memory.total_bytes()
-    )))
+/// Output values of one sequence of the widest model.
+fn width_max(loaded: &Loaded) -> usize {
+    loaded.models.iter().map(|model| model.width as usize).max().unwrap_or(1)
 }
 
 fn reactor_limits(settings: &Settings) -> ReactorLimits {

@@ -67,21 +67,35 @@ impl Settings {
         2 * (self.limits.body_bytes_max + self.limits.head_bytes_max) + self.limits.answer_bytes_max * 3 / 2
     }
 
-    /// Whether the largest allowed request can be served when it is alone.
+    /// Whether the memory bound is enough for all pools together, and for the largest allowed request when it is alone.
     ///
     /// # Errors
-    /// A sentence with both numbers.
-    pub fn check_largest_request(&self, bounds: PieceBounds, width_max: usize) -> Result<(), String> {
+    /// The keys that clash, and a sentence with their numbers.
+    pub fn check_memory(&self, bounds: PieceBounds, width_max: usize) -> Result<(), (Vec<&'static str>, String)> {
+        let memory = self.memory(bounds, width_max);
+        let (total, bound) = (memory.total_bytes(), self.limits.memory_bytes_max as u64);
+        if total > bound {
+            let (key, bytes) = memory.largest();
+            let megabytes = |bytes: u64| format!("{:.0} MB", bytes as f64 / 1e6);
+            let message = format!(
+                "limits.memory_bytes_max ({}) is less than what the other limits add up to ({}); most of it is {key}'s ({})",
+                megabytes(bound),
+                megabytes(total),
+                megabytes(bytes),
+            );
+            return Err((vec![key, "limits.memory_bytes_max"], message));
+        }
         let there = Buffers::large_bytes(self.buffer_bytes(bounds, width_max));
         let needed = self.largest_request_bytes();
-        if needed <= there {
-            return Ok(());
+        if needed > there {
+            let keys = vec!["limits.memory_bytes_max", "limits.body_bytes_max", "limits.answer_bytes_max"];
+            let message = format!(
+                "limits.memory_bytes_max ({bound}) leaves {there} bytes for single large buffers, but one request of \
+                 limits.body_bytes_max with an answer of limits.answer_bytes_max takes {needed}"
+            );
+            return Err((keys, message));
         }
-        Err(format!(
-            "limits.memory_bytes_max ({}) leaves {there} bytes for single large buffers, but one request of \
-             limits.body_bytes_max with an answer of limits.answer_bytes_max takes {needed}",
-            self.limits.memory_bytes_max
-        ))
+        Ok(())
     }
 
     /// The bounds of a piece as far as settings know them: a piece never holds more than one batch can.
@@ -150,22 +164,8 @@ impl Reader<'_> {
     }
 
     fn check_memory(&mut self) {
-        let memory = self.settings.memory(self.settings.piece_bounds(), WIDTH_ASSUMED);
-        let (total, bound) = (memory.total_bytes(), self.settings.limits.memory_bytes_max as u64);
-        if total <= bound {
-            if let Err(message) = self.settings.check_largest_request(self.settings.piece_bounds(), WIDTH_ASSUMED) {
-                self.clash(&["limits.memory_bytes_max", "limits.body_bytes_max", "limits.answer_bytes_max"], message);
-            }
-            return;
+        if let Err((keys, message)) = self.settings.check_memory(self.settings.piece_bounds(), WIDTH_ASSUMED) {
+            self.clash(&keys, message);
         }
-        let (key, bytes) = memory.largest();
-        let megabytes = |bytes: u64| format!("{:.0} MB", bytes as f64 / 1e6);
-        let message = format!(
-            "limits.memory_bytes_max ({}) is less than what the other limits add up to ({}); most of it is {key}'s ({})",
-            megabytes(bound),
-            megabytes(total),
-            megabytes(bytes),
-        );
-        self.clash(&[key, "limits.memory_bytes_max"], message);
     }
 }
