@@ -8,14 +8,20 @@ use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
 use reactrt::ring::Doorbell;
 
+/// A doorbell, and how often it woke its owner.
+fn counting_bell() -> (Arc<Doorbell>, Arc<AtomicUsize>) {
+    let wakes = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&wakes);
+    let wake = move || {
+        counted.fetch_add(1, Ordering::SeqCst);
+    };
+    (Arc::new(Doorbell::new(Box::new(wake))), wakes)
+}
+
 #[test]
 fn a_sleeper_is_woken_by_work_that_it_did_not_see() {
     loom::model(|| {
-        let wakes = Arc::new(AtomicUsize::new(0));
-        let counted = Arc::clone(&wakes);
-        let bell = Arc::new(Doorbell::new(Box::new(move || {
-            counted.fetch_add(1, Ordering::SeqCst);
-        })));
+        let (bell, wakes) = counting_bell();
         let work = Arc::new(AtomicUsize::new(0));
         let ringer = {
             let (bell, work) = (Arc::clone(&bell), Arc::clone(&work));
@@ -38,11 +44,7 @@ fn a_sleeper_is_woken_by_work_that_it_did_not_see() {
 #[test]
 fn two_ringers_wake_a_sleeper_once() {
     loom::model(|| {
-        let wakes = Arc::new(AtomicUsize::new(0));
-        let counted = Arc::clone(&wakes);
-        let bell = Arc::new(Doorbell::new(Box::new(move || {
-            counted.fetch_add(1, Ordering::SeqCst);
-        })));
+        let (bell, wakes) = counting_bell();
         let work = Arc::new(AtomicUsize::new(0));
         let ringers: Vec<_> = (0..2)
             .map(|_| {
