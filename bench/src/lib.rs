@@ -1,0 +1,3 @@
+//! The load generator: what is sent, when, and what is made of the answers.
+
+pub mod record;

@@ -1,0 +1,3 @@
+//! `reactrt-bench`: see the library.
+
+fn main() {}
