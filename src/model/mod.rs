@@ -1,6 +1,7 @@
 //! What the server knows of a model: read from its own folder, overridden by the configuration, shared by all commands.
 
 pub mod convert;
+pub mod engine;
 pub mod fetch;
 pub mod folder;
 pub mod onnx;
