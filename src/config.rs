@@ -118,6 +118,7 @@ pub struct Settings {
     pub threads: Threads,
     pub devices: Devices,
     pub cpu: Cpu,
+    pub gpu: Gpu,
     pub sim: Sim,
     /// Where what is made from a model is kept.
     pub engines: PathBuf,
@@ -218,6 +219,17 @@ pub struct Cpu {
     pub tokens_max: u32,
 }
 
+/// Each GPU, whichever `devices` names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    pub lanes: usize,
+    /// Captured shapes of one model on each lane, where the engine leaves its shapes open.
+    pub buckets_per_model_max: usize,
+    /// How long one batch may take.
+    pub hang_ms: u64,
+    pub exit_when_dead: bool,
+}
+
 /// The simulated device, for tests and for measuring everything around the device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sim {
@@ -268,6 +280,7 @@ impl Settings {
             threads: Threads { workers: 1, spin_us: 0, pin: Pin::Auto },
             devices: Devices::Auto,
             cpu: Cpu { lanes: 1, threads_per_lane: 1, tokens_max: 2_048 },
+            gpu: Gpu { lanes: 2, buckets_per_model_max: 12, hang_ms: 10_000, exit_when_dead: false },
             sim: Sim { seed: 1, lanes: 2, base_us: 200, us_per_1k_tokens: 50, fault_rate: 0.0, packed: true },
             engines: PathBuf::from("engines"),
             models: Vec::new(),
@@ -312,6 +325,8 @@ pub struct ModelSettings {
     pub model_path: String,
     /// A folder, a `tokenizer.json` or a hub name; `None`: beside the model.
     pub tokenizer_path: Option<String>,
+    /// The output to serve, where there are several; `None`: by shape and name.
+    pub output: Option<String>,
     pub reuse_dynamic_buffer: bool,
     pub cuda_graph_list: Vec<u32>,
     pub pooling: Option<Pooling>,
@@ -332,6 +347,7 @@ impl ModelSettings {
             name: name.to_owned(),
             model_path: model_path.to_owned(),
             tokenizer_path: None,
+            output: None,
             reuse_dynamic_buffer: true,
             cuda_graph_list: Vec::new(),
             pooling: None,

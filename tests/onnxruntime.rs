@@ -146,6 +146,8 @@ impl Foreign {
             prompts: Vec::new(),
             default_prompt: None,
             cuda_graph_list: Vec::new(),
+            output: None,
+            unpositioned: None,
             reuse_dynamic_buffer: false,
         }
     }

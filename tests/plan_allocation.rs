@@ -69,6 +69,8 @@ fn model(max_length: usize) -> Arc<Model> {
         prompts: Vec::new(),
         default_prompt: None,
         cuda_graph_list: Vec::new(),
+        output: None,
+        unpositioned: None,
         reuse_dynamic_buffer: false,
     })
 }

@@ -13,6 +13,7 @@ const UNSAFE_FILES: &[&str] = &[
     "src/device/cpu/matrix.rs",
     "src/device/cpu/product.rs",
     "src/device/cpu/team.rs",
+    "src/device/gpu/tests/fake.rs",
     "src/model/weights.rs",
     "src/serve.rs",
     "tests/allocation.rs",

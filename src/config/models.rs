@@ -14,10 +14,11 @@ use crate::model::{Pooling, Task};
 pub(super) const SECTIONS: [(&str, Task); 3] =
     [("embedding_models", Task::Embedding), ("reranking_models", Task::Reranking), ("nli_models", Task::Nli)];
 
-const KEYS: [&str; 11] = [
+const KEYS: [&str; 12] = [
     "model_name",
     "model_path",
     "tokenizer_path",
+    "output",
     "reuse_dynamic_buffer",
     "cuda_graph_list",
     "pooling",
@@ -99,6 +100,7 @@ fn set(model: &mut ModelSettings, key: &str, node: &Node) -> Result<(), String> 
         "model_name" => model.name = Text.read(node)?,
         "model_path" => model.model_path = Text.read(node)?,
         "tokenizer_path" => model.tokenizer_path = optional(node, |node| Text.read(node))?,
+        "output" => model.output = optional(node, |node| Text.read(node))?,
         "reuse_dynamic_buffer" => model.reuse_dynamic_buffer = Switch.read(node)?,
         "cuda_graph_list" => model.cuda_graph_list = optional(node, batch_sizes)?.unwrap_or_default(),
         "max_length" => {

@@ -273,6 +273,30 @@ pub const TABLE: &[Key] = &[
         Whole(16..=1_000_000),
         "Tokens in one batch on the CPU at most (a longer single text still runs); scratch memory grows with it."
     ),
+    key!(
+        "gpu.lanes",
+        gpu.lanes,
+        Whole(1..=4),
+        "Batches that a GPU has in hand at once: one executes while another is copied."
+    ),
+    key!(
+        "gpu.buckets_per_model_max",
+        gpu.buckets_per_model_max,
+        Whole(1..=64),
+        "Shapes of a model's batches that are captured on each lane at most, where an engine leaves its shapes open."
+    ),
+    key!(
+        "gpu.hang_ms",
+        gpu.hang_ms,
+        Whole(10..=600_000),
+        "A batch that takes longer than this has hung: the GPU is given up and readiness drops."
+    ),
+    key!(
+        "gpu.exit_when_dead",
+        gpu.exit_when_dead,
+        Switch,
+        "Whether the process ends, with exit code 1, once a GPU is given up, so that whoever supervises it starts it anew."
+    ),
     key!("sim.seed", sim.seed, Whole(0..=u64::MAX), "What the simulated device draws its faults from."),
     key!("sim.lanes", sim.lanes, Whole(1..=4), "Batches that the simulated device computes at once."),
     key!("sim.base_us", sim.base_us, Whole(0..=60_000_000), "The simulated device's time for any batch."),
@@ -598,6 +622,8 @@ embedding_models:
 reranking_models:
   ms-marco-MiniLM-L6-v2:
     model_path: cross-encoder/ms-marco-MiniLM-L6-v2
+    # The output to serve, of an .onnx or an engine that has several. Default: by shape and name.
+    output: logits
     # GPU only: batch sizes to capture; a batch is rounded up to one of them, and above the last it runs without.
     cuda_graph_list: [1, 4, 16]
     # GPU only: allocate buffers once, at their largest.

@@ -9,9 +9,11 @@
 
 pub mod cpu;
 pub mod driver;
+pub mod gpu;
 pub mod lane;
 #[cfg(feature = "onnxruntime")]
 pub mod onnx;
+pub mod ports;
 pub mod sim;
 
 use std::sync::Arc;
@@ -209,6 +211,11 @@ pub trait Device: Send {
 
     /// When a busy lane next changes by itself (the simulated device); `None` if completion rings the doorbell.
     fn wake_at_ns(&self) -> Option<u64> {
+        None
+    }
+
+    /// What it counts beside what every device does, if it is a GPU.
+    fn gpu(&self) -> Option<Arc<gpu::GpuCounters>> {
         None
     }
 

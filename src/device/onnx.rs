@@ -22,8 +22,9 @@ use ort::session::{Session, SessionInputValue};
 use ort::value::{Tensor, TensorElementType, TensorRef};
 
 use self::batch::Batch;
-use self::signature::{Kind, Signature};
+use self::signature::Signature;
 use super::lane::{LaneThread, Notify};
+use super::ports::{self, Kind};
 use super::{Bucket, Device, Fault, Health, Lane, LoadError, Offer, Pieces, Plan};
 use crate::config;
 use crate::job::ModelKey;
@@ -121,7 +122,7 @@ impl Device for Onnx {
             sessions.push(Arc::new(Mutex::new(self.session(path)?)));
         }
         let offer =
-            Offer { layout: signature.layout(), buckets: buckets.clone(), width: signature.output.width as u32 };
+            Offer { layout: signature.layout(), buckets: buckets.clone(), width: signature.ports.output.width as u32 };
         let length_max = model.max_length as u32;
         let index = key.index as usize;
         if self.models.len() <= index {
@@ -188,7 +189,7 @@ impl Device for Onnx {
 fn run(work: &mut Work) -> Result<(), Fault> {
     let Order { session, signature } = work.order.as_ref().expect("a work goes out with its model");
     let mut session = session.lock().unwrap_or_else(PoisonError::into_inner);
-    work.width = signature.output.width;
+    work.width = signature.ports.output.width;
     // The library's words would go to a log; the seam knows only that the run failed.
     compute(&mut session, signature, &work.batch, &mut work.outputs).map_err(|_| Fault::Failed)
 }
@@ -198,18 +199,18 @@ fn trial(session: &mut Session, signature: &mut Signature, model: &Model) -> Res
     let mut batch = Batch::default();
     batch.fill_trial(signature);
     let mut outputs = Vec::new();
-    signature.output.width = 0;
+    signature.ports.output.width = 0;
     compute(session, signature, &batch, &mut outputs)?;
     let width = outputs.len() / batch.sequences();
-    signature.output.width = width;
-    signature.check_width(model)
+    signature.ports.output.width = width;
+    signature.ports.check_width(model)
 }
 
 /// Runs the batch and leaves one vector for each of its sequences in `outputs`. A signature whose width is 0 takes any.
 fn compute(session: &mut Session, signature: &Signature, batch: &Batch, outputs: &mut Vec<f32>) -> Result<(), String> {
     let words = |error: ort::Error| error.to_string();
-    let mut inputs: Vec<(&str, SessionInputValue<'_>)> = Vec::with_capacity(signature.inputs.len());
-    for input in &signature.inputs {
+    let mut inputs: Vec<(&str, SessionInputValue<'_>)> = Vec::with_capacity(signature.ports.inputs.len());
+    for input in &signature.ports.inputs {
         let (shape, values) = batch.input(input.role);
         let value = match input.is_wide {
             true => {
@@ -221,7 +222,7 @@ fn compute(session: &mut Session, signature: &Signature, batch: &Batch, outputs:
         inputs.push((input.name.as_str(), value));
     }
     let results = session.run(inputs).map_err(words)?;
-    let output = &signature.output;
+    let output = &signature.ports.output;
     let value = results.get(&output.name).ok_or_else(|| format!("no output `{}`", output.name))?;
     let halves: Vec<f32>;
     let (shape, values) = match value.dtype().tensor_type() {
@@ -245,7 +246,7 @@ fn take(
     outputs: &mut Vec<f32>,
 ) -> Result<(), String> {
     let [rows, length] = batch.grid();
-    let output = &signature.output;
+    let output = &signature.ports.output;
     let lines = batch.lines(signature.layout());
     let (expected, width) = match output.kind {
         Kind::Column => (vec![lines], 1),
@@ -270,7 +271,7 @@ fn take(
         }
     }
     if output.normalize {
-        outputs.chunks_exact_mut(width).for_each(batch::normalize);
+        outputs.chunks_exact_mut(width).for_each(ports::normalize);
     }
     Ok(())
 }

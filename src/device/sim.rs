@@ -498,6 +498,8 @@ pub(crate) mod tests {
             prompts: Vec::new(),
             default_prompt: None,
             cuda_graph_list: Vec::new(),
+            output: None,
+            unpositioned: None,
             reuse_dynamic_buffer: false,
         })
     }

@@ -52,6 +52,8 @@ pub fn read(folder: &Path, tokenizer: Option<&Path>, settings: &ModelSettings) -
         prompts,
         default_prompt,
         cuda_graph_list: settings.cuda_graph_list.clone(),
+        output: settings.output.clone(),
+        unpositioned: None,
         reuse_dynamic_buffer: settings.reuse_dynamic_buffer,
     })
 }

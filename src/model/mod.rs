@@ -113,6 +113,10 @@ pub struct Model {
     pub prompts: Vec<Prompt>,
     /// Index into `prompts` of the one that applies when a request names none.
     pub default_prompt: Option<usize>,
+    /// The output to serve, where a file or an engine has several that could be it; `None`: by shape and name.
+    pub output: Option<String>,
+    /// Packed engines of the RoBERTa families: the token that takes no position of its own, and the position that it gets.
+    pub unpositioned: Option<(u32, u32)>,
     /// The old server's `cuda_graph_list`: batch sizes that are captured; a batch is rounded up to one of them.
     pub cuda_graph_list: Vec<u32>,
     /// The old server's switch: allocate device buffers once.

@@ -1,4 +1,4 @@
-//! One plan's sequences laid out as the tensors that a file wants, and the pooling of what comes back.
+//! One plan's sequences laid out as the tensors that a file wants.
 //!
 //! ```text
 //! grid      rows × length, as small as the plan allows, or as large as the file fixes
@@ -9,37 +9,9 @@
 //!
 //! Invariant: after [`Batch::fill`] returned true, every place lies inside the grid and no two overlap.
 
-use super::signature::{Role, Signature};
+use super::signature::Signature;
+use crate::device::ports::Role;
 use crate::device::{Bucket, Layout, Pieces, Plan};
-
-/// How token vectors become one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pool {
-    First,
-    Mean,
-}
-
-impl Pool {
-    /// Appends the pooled vector of one sequence's tokens, `[tokens, width]` and never empty.
-    pub fn append(self, tokens: &[f32], width: usize, outputs: &mut Vec<f32>) {
-        let start = outputs.len();
-        outputs.extend_from_slice(&tokens[..width]);
-        if self == Pool::Mean {
-            let count = (tokens.len() / width) as f32;
-            let pooled = &mut outputs[start..];
-            for token in tokens[width..].chunks_exact(width) {
-                pooled.iter_mut().zip(token).for_each(|(sum, value)| *sum += value);
-            }
-            pooled.iter_mut().for_each(|sum| *sum /= count);
-        }
-    }
-}
-
-/// Divides by the L2 norm; a zero vector stays.
-pub(super) fn normalize(vector: &mut [f32]) {
-    let norm = vector.iter().map(|value| value * value).sum::<f32>().sqrt().max(1e-12);
-    vector.iter_mut().for_each(|value| *value /= norm);
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
@@ -187,25 +159,5 @@ impl Batch {
         if let Some(sequences) = signature.fixed.sequences {
             self.firsts.resize(sequences as usize, 0);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pooling_takes_the_first_token_or_the_mean_of_all() {
-        let tokens = [1.0, 2.0, 3.0, 6.0, 5.0, 1.0];
-        let mut outputs = vec![9.0];
-        Pool::First.append(&tokens, 2, &mut outputs);
-        Pool::Mean.append(&tokens, 2, &mut outputs);
-        assert_eq!(outputs, [9.0, 1.0, 2.0, 3.0, 3.0]);
-        let mut vector = [3.0, 4.0];
-        normalize(&mut vector);
-        assert_eq!(vector, [0.6, 0.8]);
-        let mut zero = [0.0; 3];
-        normalize(&mut zero);
-        assert_eq!(zero, [0.0; 3]);
     }
 }
