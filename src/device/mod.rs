@@ -13,6 +13,8 @@ pub mod lane;
 #[cfg(feature = "onnxruntime")]
 pub mod onnx;
 pub mod sim;
+#[cfg(feature = "gpu")]
+pub mod tensorrt;
 
 use std::sync::Arc;
 
