@@ -14,7 +14,7 @@ mod library;
 mod logger;
 mod runtime;
 
-pub use builder::{Build, Builder, Built, Network, Plan, Profile, Progress, Target};
+pub use builder::{Build, Builder, Built, Network, Plan, Profile, Progress};
 pub use context::{Context, KernelCache};
 pub use library::{LIBRARIES, Library};
 pub use logger::Severity;
@@ -101,9 +101,4 @@ fn element(kind: tensorrt_sys::DataType) -> ElementType {
 /// The library's shape as a list; -1 stays -1.
 fn shape(dims: &tensorrt_sys::Dims) -> Vec<i64> {
     dims.d.iter().take(usize::try_from(dims.nbDims).unwrap_or(0)).copied().collect()
-}
-
-/// As people write shapes: `8x256`.
-pub fn shape_words(shape: &[i64]) -> String {
-    shape.iter().map(i64::to_string).collect::<Vec<_>>().join("x")
 }

@@ -15,9 +15,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tensorrt_sys::{Dims, MemoryPoolType, OptProfileSelector, nvinfer1, nvonnxparser};
 
 use super::logger::Mark;
-use super::{Library, Owned, element, shape, shape_words};
+use super::{Library, Owned, element, shape};
 use crate::device::LoadError;
-use crate::model::engine::{ShapeRange, Tensor};
+#[cfg(feature = "tensorrt-rtx")]
+use crate::model::engine::Capability;
+use crate::model::engine::{ShapeRange, Target, Tensor, shape_words};
 
 type CreateParser =
     unsafe extern "C" fn(*mut nvinfer1::INetworkDefinition, *mut c_void, i32) -> *mut nvonnxparser::IParser;
@@ -78,21 +80,39 @@ impl Builder {
 /// Errors of a parser that are shown; the first is the cause, the rest mostly follow.
 const COMPLAINTS_MAX: usize = 4;
 
-/// The parser's errors, with the node and the operator of each, else what was logged.
+/// The parser's errors with the node and the operator of each, else what was logged.
 fn complaints(parser: &Owned<nvonnxparser::IParser>, library: &Library, mark: Mark) -> String {
     let handle = parser.pointer().cast::<c_void>();
     // SAFETY: the parser is alive.
     let count = unsafe { tensorrt_sys::parser_get_nb_errors(handle) }.max(0) as usize;
-    let mut words: Vec<String> = Vec::new();
-    for index in 0..count.min(COMPLAINTS_MAX) {
+    let describe = |index: usize| {
         // SAFETY: the index is below the number of errors; the texts live as long as the parser.
-        let text = unsafe {
+        unsafe {
             let error = tensorrt_sys::parser_get_error(handle, index as i32);
-            text(tensorrt_sys::parser_error_desc(error))
-        };
-        words.extend(text.filter(|text| !text.is_empty()));
+            text(tensorrt_sys::parser_error_desc(error)).unwrap_or_default()
+        }
+    };
+    let logged = library.errors_since(mark);
+    // The bindings do not reach an error's node; the log names it before it says what is wrong with it.
+    let nodes: Vec<&str> = logged.iter().filter_map(|line| node(line)).collect();
+    let shown = count.min(COMPLAINTS_MAX);
+    let mut words: Vec<String> = (0..shown)
+        .map(|index| match nodes.get(index).filter(|_| nodes.len() == count) {
+            Some(node) => format!("node {node}: {}", describe(index)),
+            None => describe(index),
+        })
+        .filter(|words| !words.is_empty())
+        .collect();
+    if count > shown {
+        words.push(format!("and {} more", count - shown));
     }
     if words.is_empty() { library.words_since(mark) } else { words.join("; ") }
+}
+
+/// Number, operator and name out of `… While parsing node number 26 [Softmax -> "shares"]:`.
+fn node(line: &str) -> Option<&str> {
+    let (_, rest) = line.split_once("While parsing node number ")?;
+    Some(rest.trim_end_matches(':'))
 }
 
 /// What a C string says; `None` for a null.
@@ -109,15 +129,6 @@ unsafe fn text(pointer: *const c_char) -> Option<String> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Profile {
     pub shapes: Vec<(String, ShapeRange)>,
-}
-
-/// The GPU that an engine is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
-    /// The one that is here.
-    Current,
-    /// Any of this compute capability; TensorRT-RTX alone can build for one that is not here.
-    Capability { major: u32, minor: u32 },
 }
 
 /// What to build.
@@ -239,7 +250,13 @@ impl Network {
         match plan.map(Plan::new) {
             Some(plan) if !plan.is_empty() => Ok(Built { plan }),
             Some(_) | None if monitor.stopped() => Err(LoadError("the build was interrupted".into())),
-            Some(_) | None => Err(self.library.refused("the engine could not be built", mark)),
+            Some(_) | None => {
+                let LoadError(mut words) = self.library.refused("the engine could not be built", mark);
+                if build.target == Target::Current && cfg!(feature = "tensorrt-rtx") && Library::misses_gpu(&words) {
+                    words.push_str("; `--target 8.0`, or another GPU's compute capability, needs no GPU here");
+                }
+                Err(LoadError(words))
+            }
         }
     }
 }
@@ -297,15 +314,15 @@ fn add_profile(
 
 /// The compute capabilities that this library builds for.
 #[cfg(feature = "tensorrt-rtx")]
-const CAPABILITIES: [(u32, u32, tensorrt_sys::ComputeCapability); 6] = {
-    use tensorrt_sys::ComputeCapability as Capability;
+const CAPABILITIES: [(Capability, tensorrt_sys::ComputeCapability); 6] = {
+    use tensorrt_sys::ComputeCapability as Sm;
     [
-        (7, 5, Capability::kSM75),
-        (8, 0, Capability::kSM80),
-        (8, 6, Capability::kSM86),
-        (8, 9, Capability::kSM89),
-        (12, 0, Capability::kSM120),
-        (12, 1, Capability::kSM121),
+        (Capability { major: 7, minor: 5 }, Sm::kSM75),
+        (Capability { major: 8, minor: 0 }, Sm::kSM80),
+        (Capability { major: 8, minor: 6 }, Sm::kSM86),
+        (Capability { major: 8, minor: 9 }, Sm::kSM89),
+        (Capability { major: 12, minor: 0 }, Sm::kSM120),
+        (Capability { major: 12, minor: 1 }, Sm::kSM121),
     ]
 };
 
@@ -313,20 +330,18 @@ const CAPABILITIES: [(u32, u32, tensorrt_sys::ComputeCapability); 6] = {
 fn set_target(config: &mut Owned<nvinfer1::IBuilderConfig>, target: Target) -> Result<(), String> {
     let capability = match target {
         Target::Current => tensorrt_sys::ComputeCapability::kCURRENT,
-        Target::Capability { major, minor } => {
-            let known = CAPABILITIES.iter().find(|(known, below, _)| (*known, *below) == (major, minor));
-            let all = CAPABILITIES.iter().map(|(major, minor, _)| format!("{major}.{minor}")).collect::<Vec<_>>();
-            known.map(|(_, _, capability)| *capability).ok_or_else(|| {
-                format!(
-                    "target {major}.{minor} is not one that it builds for, which are `current` and {}",
-                    all.join(", ")
-                )
+        Target::Capability(wanted) => {
+            let known = CAPABILITIES.iter().find(|(known, _)| *known == wanted);
+            let all: Vec<String> = CAPABILITIES.iter().map(|(known, _)| known.to_string()).collect();
+            let all = all.join(", ");
+            known.map(|(_, capability)| *capability).ok_or_else(|| {
+                format!("it does not build for {wanted}, only for `current` (on a machine that has it) and {all}")
             })?
         }
     };
     match config.pin().setNbComputeCapabilities(1) && config.pin().setComputeCapability(capability.into(), 0) {
         true => Ok(()),
-        false => Err("the target is not taken; without a GPU, `--target 8.0` or another number is needed".into()),
+        false => Err(format!("the target {target:?} is not taken")),
     }
 }
 
@@ -334,8 +349,8 @@ fn set_target(config: &mut Owned<nvinfer1::IBuilderConfig>, target: Target) -> R
 fn set_target(_: &mut Owned<nvinfer1::IBuilderConfig>, target: Target) -> Result<(), String> {
     match target {
         Target::Current => Ok(()),
-        Target::Capability { major, minor } => Err(format!(
-            "target {major}.{minor}: TensorRT builds for the GPU that is here; leave `--target` away, or build there"
+        Target::Capability(wanted) => Err(format!(
+            "it builds for the GPU that is here alone, not for {wanted}; leave `--target` away, or build there"
         )),
     }
 }

@@ -13,8 +13,9 @@ use std::ffi::{CStr, c_void};
 use tensorrt_sys::{Dims, ExecutionContextAllocationStrategy, nvinfer1};
 
 use super::logger::Mark;
-use super::{Engine, Owned, shape_words};
+use super::{Engine, Owned};
 use crate::device::LoadError;
+use crate::model::engine::shape_words;
 
 /// Kernels compiled for an engine on this machine. Clones are the same one.
 #[derive(Clone, Debug)]

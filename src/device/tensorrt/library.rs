@@ -143,9 +143,15 @@ impl Library {
 
     /// An error that ends with the library's own words, and with what they mean where they are known to puzzle people.
     pub(super) fn refused(&self, what: &str, mark: Mark) -> LoadError {
-        let words = self.words_since(mark);
-        let meaning = meaning(&words).map(|meaning| format!(" ({meaning})")).unwrap_or_default();
-        LoadError(format!("{} {}: {what}: {words}{meaning}", self.flavour().name(), self.inner.version))
+        let said = self.errors_since(mark).join("; ");
+        let colon = if said.is_empty() { "" } else { ": " };
+        let meaning = meaning(&said).map(|meaning| format!(" ({meaning})")).unwrap_or_default();
+        LoadError(format!("{} {}: {what}{colon}{said}{meaning}", self.flavour().name(), self.inner.version))
+    }
+
+    /// Whether these words of the library's say that there is no GPU that works.
+    pub(super) fn misses_gpu(words: &str) -> bool {
+        meaning(words).is_some()
     }
 
     fn lacks(&self, what: &str, error: &libloading::Error) -> LoadError {
@@ -155,7 +161,9 @@ impl Library {
 
 /// CUDA's numbers for what is wrong with a machine rather than with an engine.
 fn meaning(words: &str) -> Option<&'static str> {
-    let says = |code: &str| words.contains(&format!("CUDA error {code}")) || words.contains(&format!("error: {code}"));
+    let says = |code: &str| {
+        ["cudaError ", "CUDA error ", "error: "].iter().any(|word| words.contains(&format!("{word}{code}")))
+    };
     match () {
         () if says("35") || words.contains("insufficient for CUDA runtime version") => {
             Some("there is no NVIDIA driver here, or it is older than this library needs; `nvidia-smi` shows it")
@@ -207,7 +215,8 @@ fn load(what: &str, names: &[String]) -> Result<(PathBuf, libloading::Library), 
         // for nothing that a Rust program does not have.
         match unsafe { libloading::Library::new(&file) } {
             Ok(library) => return Ok((file.into(), library)),
-            Err(error) => write!(tried, "\n  {}: {}", file.display(), cause(&error)).expect("a String takes all"),
+            // The loader's words begin with the file.
+            Err(error) => write!(tried, "\n  {}", cause(&error)).expect("a String takes all"),
         }
     }
     let place = match &folder {

@@ -45,8 +45,8 @@ impl Severity {
     }
 }
 
-/// Errors kept. A failure is explained by its last few.
-const KEPT_MAX: usize = 16;
+/// Errors kept. The parser says five things of each node that it does not take, and the first node matters most.
+const KEPT_MAX: usize = 64;
 
 /// Bytes of one message. The parser prints whole nodes.
 const MESSAGE_BYTES_MAX: usize = 2048;
