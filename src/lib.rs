@@ -20,6 +20,9 @@
 //! `http` and `plan` know no socket, no clock and no thread; `api` is pure functions; every thread is a `step(now)` that
 //! never blocks plus a thin shell (in `serve`) that decides how to wait.
 
+#[cfg(all(feature = "tensorrt", feature = "tensorrt-rtx"))]
+compile_error!("the features `tensorrt` and `tensorrt-rtx` exclude each other: choose the library that you have");
+
 pub mod config;
 pub mod demo;
 pub mod serve;

@@ -338,7 +338,7 @@ fn summary(file: &Path, settings: &Settings) -> String {
         lines.push("models      none, so that there is nothing to serve".to_owned());
     }
     for model in &settings.models {
-        lines.push(format!("{:<11} {}: {}", task_word(model.task), model.name, whereabouts(model)));
+        lines.push(format!("{:<11} {}: {}", model.task.name(), model.name, whereabouts(model)));
     }
     let defaults = Settings::default();
     for key in TABLE.iter().filter(|key| key.stands_for.is_none()) {
@@ -348,14 +348,6 @@ fn summary(file: &Path, settings: &Settings) -> String {
         }
     }
     lines.join("\n") + "\n"
-}
-
-fn task_word(task: Task) -> &'static str {
-    match task {
-        Task::Embedding => "embedding",
-        Task::Reranking => "reranking",
-        Task::Nli => "nli",
-    }
 }
 
 /// The model's path, and its tokenizer's, with a word on each that is not on this disk.

@@ -15,6 +15,8 @@ pub mod lane;
 pub mod onnx;
 pub mod ports;
 pub mod sim;
+#[cfg(feature = "gpu")]
+pub mod tensorrt;
 
 use std::sync::Arc;
 

@@ -3,6 +3,9 @@
 //! Plain data without any library: `build` writes it, `inspect` shows it, `serve` checks it and the GPU device lays its
 //! buffers out by it. Shapes are as the library has them, -1 for a dimension that an optimization profile decides.
 
+use std::fmt;
+use std::str::FromStr;
+
 /// Element types that tensors of text encoders have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ElementType {
@@ -39,6 +42,63 @@ impl ElementType {
     }
 }
 
+impl ElementType {
+    /// The type with this [`ElementType::name`].
+    pub fn named(name: &str) -> Option<ElementType> {
+        let plain =
+            [ElementType::F32, ElementType::F16, ElementType::Bf16, ElementType::I32, ElementType::I64].into_iter();
+        let others = OTHERS.into_iter().map(ElementType::Other);
+        plain.chain(others).find(|element| element.name() == name)
+    }
+}
+
+/// The names in [`ElementType::Other`].
+const OTHERS: [&str; 7] = ["int8", "bool", "uint8", "fp8", "int4", "fp4", "e8m0"];
+
+/// A GPU's compute capability, `8.9`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Capability {
+    pub major: u32,
+    pub minor: u32,
+}
+
+impl fmt::Display for Capability {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}.{}", self.major, self.minor)
+    }
+}
+
+impl FromStr for Capability {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Capability, String> {
+        let number = |digits: &str| {
+            let plain = (1..=3).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit());
+            plain.then(|| digits.parse().expect("up to three digits"))
+        };
+        let parts = text.split_once('.').and_then(|(major, minor)| Some((number(major)?, number(minor)?)));
+        let (major, minor) = parts.ok_or_else(|| format!("`{text}` is no compute capability such as 8.9"))?;
+        Ok(Capability { major, minor })
+    }
+}
+
+/// The GPU that an engine is built for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// The one that is here.
+    Current,
+    /// Any of this compute capability; TensorRT-RTX alone can build for one that is not here.
+    Capability(Capability),
+}
+
+impl FromStr for Target {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Target, String> {
+        if text == "current" { Ok(Target::Current) } else { text.parse().map(Target::Capability) }
+    }
+}
+
 /// Shapes that one optimization profile allows for one input, `min ≤ opt ≤ max` in each dimension.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShapeRange {
@@ -51,6 +111,29 @@ impl ShapeRange {
     pub fn fixed(shape: &[i64]) -> ShapeRange {
         ShapeRange { min: shape.to_vec(), opt: shape.to_vec(), max: shape.to_vec() }
     }
+
+    /// True exactly if one shape alone is allowed.
+    pub fn is_fixed(&self) -> bool {
+        self.min == self.max
+    }
+}
+
+impl fmt::Display for ShapeRange {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.is_fixed() {
+            true => formatter.write_str(&shape_words(&self.max)),
+            false => {
+                let [min, opt, max] = [&self.min, &self.opt, &self.max].map(|shape| shape_words(shape));
+                write!(formatter, "{min} to {max}, best at {opt}")
+            }
+        }
+    }
+}
+
+/// As people write shapes: `8x256`, `?` for what is not decided.
+pub fn shape_words(shape: &[i64]) -> String {
+    let word = |&size: &i64| if size < 0 { "?".to_owned() } else { size.to_string() };
+    shape.iter().map(word).collect::<Vec<_>>().join("x")
 }
 
 /// One input or output of an engine.
@@ -75,4 +158,35 @@ pub struct Description {
     pub profiles: usize,
     /// Scratch memory of one execution context, for each profile.
     pub context_bytes: Vec<u64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capabilities_and_targets_are_read_as_they_are_written() {
+        let capability = Capability { major: 12, minor: 1 };
+        assert_eq!(capability.to_string().parse(), Ok(capability));
+        assert_eq!("current".parse(), Ok(Target::Current));
+        for wrong in ["", "8", "8.", ".6", "8.6.1", "+8.6", "8.-6", "eight", "8888.0", "Current"] {
+            assert!(wrong.parse::<Target>().unwrap_err().contains("such as 8.9"), "{wrong}");
+        }
+        assert!(Capability { major: 8, minor: 9 } < Capability { major: 12, minor: 0 });
+    }
+
+    #[test]
+    fn an_element_type_is_found_by_its_name() {
+        for element in OTHERS.map(ElementType::Other).into_iter().chain([ElementType::F16, ElementType::I64]) {
+            assert_eq!(ElementType::named(element.name()), Some(element));
+        }
+        assert_eq!(ElementType::named("float"), None);
+    }
+
+    #[test]
+    fn shapes_are_written_as_people_do() {
+        assert_eq!(ShapeRange::fixed(&[8, 256]).to_string(), "8x256");
+        let range = ShapeRange { min: vec![1, 1], opt: vec![8, 64], max: vec![32, -1] };
+        assert_eq!(range.to_string(), "1x1 to 32x?, best at 8x64");
+    }
 }

@@ -4,10 +4,12 @@ pub mod convert;
 pub mod engine;
 pub mod fetch;
 pub mod folder;
+pub mod manifest;
 pub mod onnx;
 #[cfg(test)]
 pub mod sample;
 pub mod weights;
+mod words;
 
 use std::path::PathBuf;
 

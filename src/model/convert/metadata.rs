@@ -40,10 +40,10 @@ pub struct Metadata {
 impl Metadata {
     pub fn record(&self, graph: &mut Graph<'_>) {
         graph.metadata("reactrt.model", self.model.as_str());
-        graph.metadata("reactrt.task", task_word(self.task));
-        graph.metadata("reactrt.layout", layout_word(self.layout));
-        graph.metadata("reactrt.dtype", dtype_word(self.dtype));
-        graph.metadata("reactrt.pooling", pooling_word(self.pooling));
+        graph.metadata("reactrt.task", self.task.name());
+        graph.metadata("reactrt.layout", self.layout.name());
+        graph.metadata("reactrt.dtype", self.dtype.name());
+        graph.metadata("reactrt.pooling", self.pooling.name());
         graph.metadata("reactrt.normalize", self.normalize.to_string());
         graph.metadata("reactrt.max_length", self.max_length.to_string());
         graph.metadata("reactrt.labels", serde_json::Value::from(self.labels.clone()).to_string());
@@ -64,11 +64,10 @@ impl Metadata {
         let unknown = |key: &str| format!("`{key}` is `{}` in its metadata", summary.get(key).unwrap_or_default());
         Ok(Some(Metadata {
             model: text("reactrt.model")?.to_owned(),
-            task: word(&TASKS, task_word, text("reactrt.task")?).ok_or_else(|| unknown("reactrt.task"))?,
-            layout: word(&LAYOUTS, layout_word, text("reactrt.layout")?).ok_or_else(|| unknown("reactrt.layout"))?,
-            dtype: word(&DTYPES, dtype_word, text("reactrt.dtype")?).ok_or_else(|| unknown("reactrt.dtype"))?,
-            pooling: word(&POOLINGS, pooling_word, text("reactrt.pooling")?)
-                .ok_or_else(|| unknown("reactrt.pooling"))?,
+            task: Task::named(text("reactrt.task")?).ok_or_else(|| unknown("reactrt.task"))?,
+            layout: Layout::named(text("reactrt.layout")?).ok_or_else(|| unknown("reactrt.layout"))?,
+            dtype: Dtype::named(text("reactrt.dtype")?).ok_or_else(|| unknown("reactrt.dtype"))?,
+            pooling: Pooling::named(text("reactrt.pooling")?).ok_or_else(|| unknown("reactrt.pooling"))?,
             normalize: text("reactrt.normalize")?.parse().map_err(|_| unknown("reactrt.normalize"))?,
             max_length: text("reactrt.max_length")?.parse().map_err(|_| unknown("reactrt.max_length"))?,
             labels: serde_json::from_str(text("reactrt.labels")?).map_err(|_| unknown("reactrt.labels"))?,
@@ -85,44 +84,6 @@ impl Metadata {
 const PREFIX: &str = "reactrt.";
 const PAD_TOKEN: &str = "reactrt.pad_token";
 
-const TASKS: [Task; 3] = [Task::Embedding, Task::Reranking, Task::Nli];
-const LAYOUTS: [Layout; 2] = [Layout::Padded, Layout::Packed];
-const DTYPES: [Dtype; 2] = [Dtype::Fp32, Dtype::Fp16];
-const POOLINGS: [Pooling; 2] = [Pooling::Cls, Pooling::Mean];
-
-fn task_word(task: Task) -> &'static str {
-    match task {
-        Task::Embedding => "embedding",
-        Task::Reranking => "reranking",
-        Task::Nli => "nli",
-    }
-}
-
-fn layout_word(layout: Layout) -> &'static str {
-    match layout {
-        Layout::Padded => "padded",
-        Layout::Packed => "packed",
-    }
-}
-
-fn dtype_word(dtype: Dtype) -> &'static str {
-    match dtype {
-        Dtype::Fp32 => "fp32",
-        Dtype::Fp16 => "fp16",
-    }
-}
-
-fn pooling_word(pooling: Pooling) -> &'static str {
-    match pooling {
-        Pooling::Cls => "cls",
-        Pooling::Mean => "mean",
-    }
-}
-
-fn word<T: Copy>(all: &[T], of: fn(T) -> &'static str, text: &str) -> Option<T> {
-    all.iter().copied().find(|&one| of(one) == text)
-}
-
 /// The model in an `.onnx` file, ours or not. The configuration wins over the file's own metadata.
 ///
 /// `tokenizer` is a folder or a `tokenizer.json`; `None`: beside the file, else where the file's metadata says. Without
@@ -133,7 +94,7 @@ pub fn read(path: &Path, tokenizer: Option<&Path>, settings: &ModelSettings) -> 
     let summary = Summary::read(path).map_err(|error| at(error.to_string()))?;
     let metadata = Metadata::of(&summary).map_err(at)?;
     if let Some(metadata) = metadata.as_ref().filter(|metadata| metadata.task != settings.task) {
-        let (made, asked) = (task_word(metadata.task), task_word(settings.task));
+        let (made, asked) = (metadata.task.name(), settings.task.name());
         return Err(at(format!("converted for {made}, and {} lists it for {asked}", settings.place)));
     }
     let stated = metadata.as_ref();
