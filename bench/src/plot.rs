@@ -178,6 +178,8 @@ pub enum Stroke {
     Dashed,
     /// A further round of a line that is drawn strongly.
     Faint,
+    /// Marks without a line between them.
+    Absent,
 }
 
 #[derive(Clone, Debug)]
@@ -273,15 +275,18 @@ impl Chart {
     }
 
     fn draw_line(&self, svg: &mut String, line: &Line, plot: Extent) {
-        let stroke = match line.stroke {
-            Stroke::Solid => "",
-            Stroke::Dashed => " dashed",
-            Stroke::Faint => " faint",
-        };
         let class = line.colour.class();
         let spots: Vec<(f64, f64)> = line.points.iter().filter_map(|place| self.spot(place, plot)).collect();
         let points: Vec<String> = spots.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
-        let _ = writeln!(svg, "<polyline class=\"line {class}{stroke}\" points=\"{}\"/>", points.join(" "));
+        let mut draw = |stroke: &str| {
+            let _ = writeln!(svg, "<polyline class=\"line {class}{stroke}\" points=\"{}\"/>", points.join(" "));
+        };
+        match line.stroke {
+            Stroke::Solid => draw(""),
+            Stroke::Dashed => draw(" dashed"),
+            Stroke::Faint => draw(" faint"),
+            Stroke::Absent => {}
+        }
         if line.marks {
             for (x, y) in spots {
                 let hollow = if line.stroke == Stroke::Dashed { " hollow" } else { "" };
@@ -310,7 +315,9 @@ impl Chart {
         let mut segments = Vec::new();
         for line in &self.lines {
             let spots: Vec<(f64, f64)> = line.points.iter().filter_map(|place| self.spot(place, plot)).collect();
-            segments.extend(spots.windows(2).map(|pair| (pair[0], pair[1])));
+            if line.stroke != Stroke::Absent {
+                segments.extend(spots.windows(2).map(|pair| (pair[0], pair[1])));
+            }
             if line.marks {
                 taken.extend(spots.iter().map(|&(x, y)| around(x, y, 9.0, 9.0)));
             }

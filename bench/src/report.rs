@@ -23,6 +23,8 @@ use crate::words::{self, NOTHING, escape};
 const FILE_BYTES_MAX: u64 = 1 << 30;
 /// More doubts than these are summed up in a number.
 const DOUBTS_MAX: usize = 12;
+/// A table with more rows than these stands behind the plots, or closed.
+const ROWS_MAX: usize = 20;
 
 /// Reads a record; the error names the file and, where there is one, the line.
 pub fn read(path: &Path) -> Result<Record, String> {
@@ -77,18 +79,24 @@ impl Report<'_> {
         }
     }
 
-    /// The group's, with what tells the point from the others of its group.
-    fn point_name(&self, group: &Group, point: &Point) -> String {
-        let mut name = self.group_name(group);
+    /// What tells the point from the others of its group; empty where it is alone.
+    fn level_name(&self, group: &Group, point: &Point) -> String {
+        let mut parts = Vec::new();
         let run = point.first();
         if group.points.iter().any(|other| other.first().load != run.load) {
-            name = format!("{name}, {}", words::load_level(&run.load));
+            parts.push(words::load_level(&run.load));
         }
         if group.points.iter().any(|other| other.first().workload.per_request != run.workload.per_request) {
             let plural = if run.workload.per_request == "1" { "" } else { "s" };
-            name = format!("{name}, {} text{plural} per request", run.workload.per_request);
+            parts.push(format!("{} text{plural} per request", run.workload.per_request));
         }
-        name
+        parts.join(", ")
+    }
+
+    fn point_name(&self, group: &Group, point: &Point) -> String {
+        let level = self.level_name(group, point);
+        let separator = if level.is_empty() { "" } else { ", " };
+        format!("{}{separator}{level}", self.group_name(group))
     }
 
     /// Each run with its label and, among several rounds, its number; runs of one label stand together.
@@ -124,11 +132,18 @@ pub fn html(records: &[(String, Record)]) -> String {
         page.push_str("<p>There is no run in it.</p>\n");
     } else {
         notes(&mut page, &report, records);
-        summary(&mut page, &report);
+        // A long table would hide the plots.
+        let rows = report.runs().count();
+        if rows <= ROWS_MAX {
+            summary(&mut page, &report);
+        }
         percentiles(&mut page, &report);
         throughput(&mut page, &report);
         sizes(&mut page, &report);
         stages(&mut page, &report);
+        if rows > ROWS_MAX {
+            summary(&mut page, &report);
+        }
         counts(&mut page, &report);
         workloads(&mut page, &report);
         histograms(&mut page, &report);
@@ -243,10 +258,11 @@ fn section(page: &mut String, heading: &str, about: &str) {
     let _ = writeln!(page, "<h2>{heading}</h2>\n<p class=\"about\">{about}</p>");
 }
 
-/// A table whose cells are HTML already; columns from `numbers` on are aligned on the right.
+/// A table whose cells are HTML already: a name, a load, words up to the column `numbers` and then figures.
 fn table(page: &mut String, head: &[&str], rows: &[Vec<String>], numbers: usize) {
     let class = |column: usize| match column {
         0 => " class=\"name\"",
+        1 => " class=\"load\"",
         column if column >= numbers => " class=\"number\"",
         _ => " class=\"words\"",
     };
@@ -256,10 +272,13 @@ fn table(page: &mut String, head: &[&str], rows: &[Vec<String>], numbers: usize)
         let _ = write!(page, "<th{class}>{}</th>", escape(name));
     }
     page.push_str("</tr></thead>\n<tbody>\n");
-    for row in rows {
+    for (index, row) in rows.iter().enumerate() {
         page.push_str("<tr>");
         for (column, cell) in row.iter().enumerate() {
-            let _ = write!(page, "<td{}>{cell}</td>", class(column));
+            // A name stands out where it first comes.
+            let again = column == 0 && index > 0 && rows[index - 1][0] == *cell;
+            let class = if again { " class=\"name again\"" } else { class(column) };
+            let _ = write!(page, "<td{class}>{cell}</td>");
         }
         page.push_str("</tr>\n");
     }
@@ -328,18 +347,25 @@ fn percentiles(page: &mut String, report: &Report) {
         true => " Of several rounds the one with the median p99 is drawn strongly, the others faintly.",
         false => "",
     };
+    let ends = |figures: &[Figure], what: &str| match figures.iter().any(Figure::names_loads) {
+        true => format!(" At a line’s end stands its {what}."),
+        false => String::new(),
+    };
     let open = charts::percentiles(report, Loop::Open, false);
     if !open.is_empty() {
         let about = format!(
             "How long the slowest requests took: half were faster than the line at 50 %, all but one in a hundred \
-             faster than at 99 %.{rounds}"
+             faster than at 99 %.{}{rounds}",
+            ends(&open, "rate in requests per second")
         );
         section(page, "Latency by percentile", &about);
         figures(page, &open);
     }
     let closed = charts::percentiles(report, Loop::Closed, false);
     if !closed.is_empty() {
-        let about = format!("Of closed loops: no client’s latency, but how evenly a full server answers.{rounds}");
+        let ends = ends(&closed, "number of connections");
+        let about =
+            format!("Of closed loops: no client’s latency, but how evenly a full server answers.{ends}{rounds}");
         section(page, "Saturation by percentile", &about);
         figures(page, &closed);
     }
@@ -431,7 +457,13 @@ fn counts(page: &mut String, report: &Report) {
         "run", "load", "sent", "answered", "correct", "wrong", "failed", "aborted", "late", "unsent", "texts",
         "tokens", "written", "read",
     ];
-    table(page, &head, &rows, 2);
+    if rows.len() > ROWS_MAX {
+        let _ = writeln!(page, "<details><summary>Counts of {} runs</summary>", rows.len());
+        table(page, &head, &rows, 2);
+        page.push_str("</details>\n");
+    } else {
+        table(page, &head, &rows, 2);
+    }
     if errors.is_empty() {
         page.push_str("<p class=\"about\">No errors.</p>\n");
     } else {
@@ -441,42 +473,64 @@ fn counts(page: &mut String, report: &Report) {
 }
 
 fn workloads(page: &mut String, report: &Report) {
-    section(page, "What was sent", "One row for each load and workload.");
-    let mut rows = Vec::new();
+    section(page, "What was sent", "By label; where its runs differ, each value once.");
+    page.push_str("<div class=\"cards\">\n");
     for group in &report.groups {
-        for point in &group.points {
-            let run = point.first();
-            let (target, workload) = (&run.target, &run.workload);
-            let mut extras = vec![format!("check {}", workload.check), format!("seed {}", workload.seed)];
-            if workload.abort_rate > 0.0 {
-                extras.push(format!("{} aborted", words::share(workload.abort_rate)));
+        let target = &group.points[0].first().target;
+        let each = |of: &dyn Fn(&Run) -> String| -> String {
+            let mut values: Vec<String> = Vec::new();
+            for run in group.points.iter().flat_map(|point| &point.rounds) {
+                let value = of(run);
+                if !value.is_empty() && !values.contains(&value) {
+                    values.push(value);
+                }
             }
-            if workload.new_connections {
-                extras.push("a connection per request".to_owned());
-            }
-            let target =
-                format!("{}<br><small>{} {}</small>", escape(&target.url), escape(&target.api), escape(&target.model));
-            rows.push(vec![
-                escape(&report.group_name(group)),
-                target,
-                escape(&words::load(&run.load)),
-                escape(&workload.texts),
-                escape(&workload.per_request),
-                escape(&extras.join(", ")),
-                format!("{} s", words::exact(run.duration_s)),
-                format!("{} s", words::exact(run.warmup_s)),
-                escape(&digests(point)),
-            ]);
+            values.join(" · ")
+        };
+        let rows = [
+            ("Target", target.url.clone()),
+            ("Model", target.model.clone()),
+            ("API", target.api.clone()),
+            ("Load", loads(group)),
+            ("Texts", each(&|run| run.workload.texts.clone())),
+            ("Per request", each(&|run| run.workload.per_request.clone())),
+            ("Seed", each(&|run| run.workload.seed.to_string())),
+            ("Check", each(&|run| run.workload.check.clone())),
+            (
+                "Connections",
+                each(&|run| if run.workload.new_connections { "one per request" } else { "kept" }.to_owned()),
+            ),
+            ("Aborted", each(&|run| words::share(run.workload.abort_rate))),
+            (
+                "Measured",
+                each(&|run| format!("{} s after {} s of warm-up", seconds(run.duration_s), seconds(run.warmup_s))),
+            ),
+            ("Digest", each(&|run| run.digest.clone().unwrap_or_default())),
+        ];
+        let _ = write!(page, "<section class=\"card\">\n<h3>{}</h3>\n<dl>\n", escape(&report.group_name(group)));
+        for (name, value) in rows.iter().filter(|(_, value)| !value.is_empty()) {
+            let _ = writeln!(page, "<dt>{name}</dt><dd>{}</dd>", escape(value));
         }
+        page.push_str("</dl>\n</section>\n");
     }
-    let head =
-        ["label", "target", "load", "texts", "per request", "how", "measured", "warm-up", "digest of the vectors"];
-    table(page, &head, &rows, 6);
+    page.push_str("</div>\n");
 }
 
-fn digests(point: &Point) -> String {
-    let found: BTreeSet<&str> = point.rounds.iter().filter_map(|run| run.digest.as_deref()).collect();
-    if found.is_empty() { NOTHING.to_owned() } else { found.into_iter().collect::<Vec<_>>().join(", ") }
+/// To a tenth: what lies below says nothing of a run.
+fn seconds(value: f64) -> String {
+    words::exact((value * 10.0).round() / 10.0)
+}
+
+/// The first load in full, of the others what is different.
+fn loads(group: &Group) -> String {
+    let mut loads: Vec<&Load> = Vec::new();
+    for point in &group.points {
+        if !loads.contains(&&point.first().load) {
+            loads.push(&point.first().load);
+        }
+    }
+    let levels = loads.iter().skip(1).map(|load| words::load_level(load));
+    [words::load(loads[0])].into_iter().chain(levels).collect::<Vec<_>>().join(" · ")
 }
 
 fn histograms(page: &mut String, report: &Report) {

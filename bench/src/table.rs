@@ -37,6 +37,7 @@ pub fn write(record: &Record, out: &mut dyn Write) -> io::Result<()> {
 /// Columns that only some records fill.
 pub(crate) struct Columns {
     per_request: bool,
+    reached: bool,
     uncorrected: bool,
     batch: bool,
     tokens: bool,
@@ -44,10 +45,12 @@ pub(crate) struct Columns {
 
 impl Columns {
     pub(crate) fn of<'a>(runs: impl IntoIterator<Item = &'a Run>) -> Columns {
-        let mut columns = Columns { per_request: false, uncorrected: false, batch: false, tokens: false };
+        let mut columns =
+            Columns { per_request: false, reached: false, uncorrected: false, batch: false, tokens: false };
         let mut texts = None;
         for run in runs {
             columns.per_request |= *texts.get_or_insert(&run.workload.per_request) != &run.workload.per_request;
+            columns.reached |= matches!(run.load, Load::Open { .. });
             columns.uncorrected |= run.latency.as_ref().is_some_and(runs::correction_matters);
             columns.batch |= run.server.is_some();
             columns.tokens |= run.counts.tokens > 0;
@@ -58,11 +61,12 @@ impl Columns {
     pub(crate) fn head(&self) -> Vec<&'static str> {
         let mut head = vec!["run", "load"];
         head.extend(self.per_request.then_some("texts per request"));
-        head.extend(["reached", "requests/s", "texts/s"]);
+        head.extend(self.reached.then_some("reached"));
+        head.extend(["requests/s", "texts/s"]);
         head.extend(self.tokens.then_some("tokens/s"));
         head.extend(["p50", "p90", "p99", "p99.9", "max"]);
         if self.uncorrected {
-            head.extend(["uncorrected p50", "p99"]);
+            head.extend(["uncorrected p50", "uncorrected p99"]);
         }
         head.extend(["late", "errors"]);
         if self.batch {
@@ -77,10 +81,12 @@ impl Columns {
         if self.per_request {
             row.push(words::plain(&run.workload.per_request));
         }
-        row.push(match run.load {
-            Load::Open { .. } => format!("{}/s", words::number(runs::reached(run))),
-            Load::Closed { .. } => NOTHING.to_owned(),
-        });
+        if self.reached {
+            row.push(match run.load {
+                Load::Open { .. } => format!("{}/s", words::number(runs::reached(run))),
+                Load::Closed { .. } => NOTHING.to_owned(),
+            });
+        }
         row.extend([words::number(run.rates.requests), words::number(run.rates.texts)]);
         if self.tokens {
             row.push(words::number(run.rates.tokens));
@@ -136,21 +142,16 @@ fn write_errors(record: &Record, out: &mut dyn Write) -> io::Result<()> {
 fn write_stages(record: &Record, out: &mut dyn Write) -> io::Result<()> {
     let mut rows = Vec::new();
     for run in &record.runs {
-        for stage in &run.stages {
-            let times = [stage.mean, stage.p50, stage.p99].map(words::time);
-            let mut row = vec![name(run), words::plain(&stage.name)];
-            row.extend(times);
+        for (index, stage) in run.stages.iter().enumerate() {
+            // A run's name stands once, beside its first stage.
+            let name = if index == 0 { name(run) } else { String::new() };
+            let mut row = vec![name, words::plain(&stage.name)];
+            row.extend([stage.mean, stage.p50, stage.p99].map(words::time));
             rows.push(row);
         }
     }
     if rows.is_empty() {
         return Ok(());
-    }
-    // A name stands once above its stages.
-    for index in (1..rows.len()).rev() {
-        if rows[index][0] == rows[index - 1][0] {
-            rows[index][0].clear();
-        }
     }
     rows.insert(0, ["stages", "stage", "mean", "p50", "p99"].map(str::to_owned).to_vec());
     writeln!(out)?;

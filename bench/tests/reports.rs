@@ -260,10 +260,10 @@ fn the_stages_are_drawn_with_what_they_do_not_name() {
     let html = page("stages", &[("out.json", record(vec![run("reactrt", 2000.0, 500.0, 20_000.0)]))]);
     let bars = html.split("aria-label=\"Mean time by stage\"").nth(1).unwrap().split("</svg>").next().unwrap();
     assert_eq!(bars.matches("<rect class=\"part ").count(), 6);
-    for stage in ["parse", "tokenize", "queue", "device", "encode", "outside the server&#39;s stages"] {
+    for stage in ["parse", "tokenize", "queue", "device", "encode", "outside the server’s stages"] {
         assert!(bars.contains(&format!("<title>{stage}: mean ")), "{stage}");
     }
-    assert!(bars.contains("device: mean 275 µs\np50 248 µs, p99 1.10 ms"), "{bars}");
+    assert!(bars.contains("device: mean 275 µs (47.9 %)\np50 248 µs, p99 1.10 ms"), "{bars}");
 }
 
 #[test]
@@ -312,7 +312,7 @@ fn a_sweep_is_drawn_against_throughput_and_each_label_by_percentile() {
         html.contains("<h2>Throughput against latency</h2>") && !html.contains("<h2>Throughput at saturation</h2>")
     );
     assert_eq!(wide_lines(&html), [60, 60, 60, 60, 60, 60, 6, 6]);
-    assert!(html.contains("<span>reactrt, 1,500/s</span>"));
+    assert!(html.contains("<span>reactrt, 1,500/s</span>") && html.contains("its rate in requests per second"));
 }
 
 #[test]
@@ -377,6 +377,14 @@ fn table_of(record: &Record) -> String {
     let mut text = Vec::new();
     table::write(record, &mut text).expect("memory takes all");
     String::from_utf8(text).expect("text")
+}
+
+#[test]
+fn rounds_keep_their_own_stages_in_a_table() {
+    let table = table_of(&record(vec![run("a", 10.0, 500.0, 900.0), run("a", 10.0, 500.0, 900.0)]));
+    let stages = table.split("stages").nth(1).expect("stages").split("note:").next().unwrap();
+    assert_eq!(stages.matches("a (open, 10/s)").count(), 2, "{table}");
+    assert_eq!(stages.matches("275 µs").count(), 2, "{table}");
 }
 
 #[test]

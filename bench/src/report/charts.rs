@@ -13,6 +13,10 @@ use crate::words::{self, TimeUnit};
 /// More lines than these in one plot are told apart by nobody.
 const LINES_MAX: usize = 8;
 const BARS_MAX: usize = 24;
+/// With more lines than these their figures would crowd the plot.
+const MARKED_MAX: usize = 3;
+const SHARES_FROM: f64 = 8.0;
+const OUTSIDE: &str = "outside the server’s stages";
 /// From this ratio of the largest to the smallest on, the small ones would lie upon a linear axis.
 const LOGARITHMIC_FROM: f64 = 30.0;
 
@@ -45,6 +49,13 @@ pub(super) struct Figure {
     pub chart: Chart,
 }
 
+impl Figure {
+    /// Whether its lines have their load written at their ends.
+    pub(super) fn names_loads(&self) -> bool {
+        self.chart.lines.iter().any(|line| !line.marks && line.points.iter().any(|place| !place.note.is_empty()))
+    }
+}
+
 /// A group of a sweep over texts per request: `(task, whether all texts go in one request)`.
 pub(super) fn size_sweep<'a>(group: &Group<'a>) -> Option<(&'a str, bool)> {
     let numbered = group.points.iter().all(|point| per_request(point.first()).is_some());
@@ -59,6 +70,8 @@ fn per_request(run: &Run) -> Option<f64> {
 /// One point that is drawn: its name in legends and its typical round.
 struct Drawn<'r> {
     name: String,
+    /// What tells it from the others of its group.
+    level: String,
     point: &'r Point<'r>,
     run: &'r Run,
 }
@@ -71,8 +84,11 @@ fn drawn<'r>(report: &'r Report, which: Loop, sizes: bool) -> Vec<(&'r Group<'r>
             let run = point.typical();
             Loop::of(run) == which && run.latency.is_some()
         });
-        let points: Vec<Drawn> =
-            points.map(|point| Drawn { name: report.point_name(group, point), point, run: point.typical() }).collect();
+        let drawn = |point| {
+            let (name, level) = (report.point_name(group, point), report.level_name(group, point));
+            Drawn { name, level, point, run: point.typical() }
+        };
+        let points: Vec<Drawn> = points.map(drawn).collect();
         if !points.is_empty() {
             found.push((group, points));
         }
@@ -145,12 +161,21 @@ impl Axes {
                 let name = format!("{}, uncorrected", drawn.name);
                 lines.push(self.line(&latency.uncorrected, &name, colour, Stroke::Dashed));
             }
-            lines.push(self.line(&latency.corrected, &drawn.name, colour, Stroke::Solid));
+            let mut line = self.line(&latency.corrected, &drawn.name, colour, Stroke::Solid);
+            if let Some(end) = line.points.last_mut().filter(|_| levels) {
+                end.note = words::exact(load_size(drawn.run));
+            }
+            lines.push(line);
+            if points.len() <= MARKED_MAX {
+                lines.push(self.named(&latency.corrected, colour));
+            }
             let rounds = match drawn.point.rounds.len() {
                 1 => String::new(),
                 rounds => format!(" ({rounds} rounds)"),
             };
-            keys.push(Key { colour, symbol: Symbol::Solid, name: format!("{}{rounds}", drawn.name) });
+            // Under its group's heading a line needs no more than its level.
+            let name = if heading.is_empty() || drawn.level.is_empty() { &drawn.name } else { &drawn.level };
+            keys.push(Key { colour, symbol: Symbol::Solid, name: format!("{name}{rounds}") });
         }
         if dashed {
             let name = "uncorrected: from when the request left".to_owned();
@@ -158,6 +183,22 @@ impl Axes {
         }
         let title = format!("{} by percentile", self.y.title);
         Figure { heading, keys, chart: Chart { title, x: self.x.clone(), y: self.y.clone(), lines } }
+    }
+
+    /// The figures that people name, written into the plot, where few lines leave room.
+    fn named(&self, summary: &Summary, colour: Colour) -> Line {
+        let figures =
+            [(0.5, summary.p50), (0.9, summary.p90), (0.99, summary.p99), (0.999, summary.p999), (1.0, summary.max)];
+        let figures = figures
+            .into_iter()
+            .filter(|(quantile, _)| *quantile == 1.0 || tail(*quantile, summary.count) < summary.count as f64);
+        let place = |(quantile, time_us): (f64, f64)| Place {
+            x: tail(quantile, summary.count),
+            y: time_us / self.unit.us,
+            readout: String::new(),
+            note: words::time(time_us),
+        };
+        Line { colour, stroke: Stroke::Absent, marks: true, points: figures.map(place).collect() }
     }
 
     /// Without a name nothing is shown under the pointer.
@@ -345,7 +386,7 @@ pub(super) fn sizes(report: &Report) -> Vec<Figure> {
 pub(super) fn stages(report: &Report) -> Option<(Vec<Key>, Bars, usize)> {
     let mut names: Vec<&str> = Vec::new();
     let mut rows = Vec::new();
-    let mut longest = Range::default();
+    let mut whole_times = Range::default();
     for (group, point) in report.groups.iter().flat_map(|group| group.points.iter().map(move |point| (group, point))) {
         let run = point.typical();
         if run.stages.is_empty() {
@@ -353,7 +394,7 @@ pub(super) fn stages(report: &Report) -> Option<(Vec<Key>, Bars, usize)> {
         }
         let inside: f64 = run.stages.iter().map(|stage| stage.mean.max(0.0)).sum();
         let whole = run.latency.as_ref().map_or(inside, |latency| latency.uncorrected.mean.max(inside));
-        longest.add(whole);
+        whole_times.add(whole);
         rows.push((report.point_name(group, point), run, inside, whole));
         for stage in &run.stages {
             if !names.contains(&stage.name.as_str()) {
@@ -362,22 +403,24 @@ pub(super) fn stages(report: &Report) -> Option<(Vec<Key>, Bars, usize)> {
         }
     }
     let left_out = rows.len().saturating_sub(BARS_MAX);
-    let unit = words::unit_of(longest.largest);
-    let part = |colour: Colour, name: &str, time_us: f64, detail: String| Part {
-        colour,
-        value: time_us / unit.us,
-        readout: format!("{name}: mean {}{detail}", words::time(time_us)),
-    };
+    // Where a sweep's longest would leave the others no room, each bar shows shares.
+    let shares = whole_times.largest > SHARES_FROM * whole_times.smallest;
+    let unit = words::unit_of(whole_times.largest);
     let bars: Vec<Row> = rows
         .iter()
         .take(BARS_MAX)
         .map(|(name, run, inside, whole)| {
+            let part = |colour: Colour, name: &str, time_us: f64, detail: String| Part {
+                colour,
+                value: if shares { 100.0 * time_us / whole } else { time_us / unit.us },
+                readout: format!("{name}: mean {} ({}){detail}", words::time(time_us), words::share(time_us / whole)),
+            };
             let stages = run.stages.iter().map(|stage| {
                 let index = names.iter().position(|name| *name == stage.name).unwrap_or(0);
                 let detail = format!("\np50 {}, p99 {}", words::time(stage.p50), words::time(stage.p99));
                 part(Colour::Of(index), &stage.name, stage.mean, detail)
             });
-            let rest = part(Colour::Rest, "outside the server's stages", whole - inside, String::new());
+            let rest = part(Colour::Rest, OUTSIDE, whole - inside, String::new());
             let parts = stages.chain([rest]).collect();
             Row { name: name.clone(), total: words::time(*whole), parts }
         })
@@ -387,7 +430,10 @@ pub(super) fn stages(report: &Report) -> Option<(Vec<Key>, Bars, usize)> {
     }
     let bar = |colour: Colour, name: &str| Key { colour, symbol: Symbol::Bar, name: name.to_owned() };
     let mut keys: Vec<Key> = names.iter().enumerate().map(|(index, name)| bar(Colour::Of(index), name)).collect();
-    keys.push(bar(Colour::Rest, "outside the server's stages"));
-    let x = Axis::linear(&format!("mean time, {}", unit.name), longest.largest / unit.us);
+    keys.push(bar(Colour::Rest, OUTSIDE));
+    let x = match shares {
+        true => Axis::linear("share of the mean time, %", 100.0),
+        false => Axis::linear(&format!("mean time, {}", unit.name), whole_times.largest / unit.us),
+    };
     Some((keys, Bars { title: "Mean time by stage".to_owned(), x, rows: bars }, left_out))
 }
