@@ -308,8 +308,8 @@ impl Chart {
         }
     }
 
-    /// Each note goes where it meets no mark, no other note and as few lines as can be; where there is no such place it is
-    /// left to the pointer.
+    /// Each note goes where it meets no mark, no line and no other note; where there is no such place it is left to the
+    /// pointer and the tables.
     fn draw_notes(&self, svg: &mut String, plot: Extent) {
         let mut taken = Vec::new();
         let mut segments = Vec::new();
@@ -337,12 +337,13 @@ impl Chart {
                 (beside, 12.0),
                 (-beside, 12.0),
             ];
-            let free = candidates
-                .into_iter()
-                .map(|(right, down)| around(x + right, y + down, width, 13.0))
-                .filter(|extent| extent.inside(outer) && !taken.iter().any(|other| extent.meets(*other)));
-            let crossings = |extent: &Extent| segments.iter().filter(|segment| crosses(**segment, *extent)).count();
-            if let Some(extent) = free.min_by_key(crossings) {
+            let free =
+                candidates.into_iter().map(|(right, down)| around(x + right, y + down, width, 13.0)).find(|extent| {
+                    extent.inside(outer)
+                        && !taken.iter().any(|other| extent.meets(*other))
+                        && !segments.iter().any(|segment| crosses(*segment, *extent))
+                });
+            if let Some(extent) = free {
                 taken.push(extent);
                 text(svg, "note middle", (extent.left + extent.right) / 2.0, extent.bottom - 2.5, &place.note);
             }
@@ -356,8 +357,8 @@ fn around(x: f64, y: f64, width: f64, height: f64) -> Extent {
 
 /// Whether the segment passes through the rectangle, looked at in steps: near enough for choosing a place for a note.
 fn crosses((from, to): ((f64, f64), (f64, f64)), extent: Extent) -> bool {
-    (0..=16).any(|index| {
-        let part = f64::from(index) / 16.0;
+    (0..=48).any(|index| {
+        let part = f64::from(index) / 48.0;
         let (x, y) = (from.0 + part * (to.0 - from.0), from.1 + part * (to.1 - from.1));
         around(x, y, 1.0, 1.0).meets(extent)
     })
