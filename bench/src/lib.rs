@@ -1,3 +1,9 @@
 //! The load generator: what is sent, when, and what is made of the answers.
 
+pub mod compare;
+pub mod plot;
 pub mod record;
+pub mod report;
+pub mod runs;
+pub mod table;
+pub mod words;
