@@ -13,6 +13,8 @@ const UNSAFE_FILES: &[&str] = &[
     "src/device/cpu/matrix.rs",
     "src/device/cpu/product.rs",
     "src/device/cpu/team.rs",
+    "src/device/cuda.rs",
+    "src/device/cuda/driver.rs",
     "src/device/gpu/tests/fake.rs",
     "src/device/tensorrt.rs",
     "src/device/tensorrt/builder.rs",

@@ -8,6 +8,8 @@
 //! lane's plan; the lane is usable again at once unless the device says [`Health::Dead`].
 
 pub mod cpu;
+#[cfg(feature = "gpu")]
+pub mod cuda;
 pub mod driver;
 pub mod gpu;
 pub mod lane;

@@ -294,6 +294,8 @@ pub fn read_engine(
         labels: labels(facts, settings).map_err(asked)?,
         prompts,
         default_prompt,
+        output: settings.output.clone(),
+        unpositioned: facts.and_then(|facts| Some((facts.pad_token? as u32, facts.max_length as u32))),
         cuda_graph_list: settings.cuda_graph_list.clone(),
         reuse_dynamic_buffer: settings.reuse_dynamic_buffer,
     };
