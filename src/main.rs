@@ -7,14 +7,21 @@
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{ArgMatches, Args, Parser, Subcommand, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
 
 use reactrt::config::{self, Key, ModelSettings, Overrides, Settings, TABLE};
-use reactrt::device::Layout;
+use reactrt::device::{Bucket, Layout};
 use reactrt::model::Task;
+use reactrt::model::build;
+use reactrt::model::build::shapes::{AskedBucket, AskedRanges, AskedShapes};
 use reactrt::model::convert::{self, Dtype};
+use reactrt::model::engine::Target;
 use reactrt::model::fetch::{self, Origin, Wanted};
+use reactrt::model::manifest::Manifest;
 use reactrt::{demo, serve};
 
 /// A low-latency HTTP server for embedding, reranker and NLI models.
@@ -42,6 +49,9 @@ enum Command {
     #[command(after_help = "Example: reactrt convert --task embedding --model sentence-transformers/all-MiniLM-L6-v2 \
                             --output minilm.onnx --dtype fp16 --layout packed")]
     Convert(Convert),
+    /// Build an engine from a model folder or an ONNX file
+    #[command(after_help = BUILD_EXAMPLE)]
+    Build(Box<Build>),
     /// Say what a configuration file would serve, or everything that is wrong with it
     #[command(after_help = "Example: reactrt check configs/config.yaml")]
     Check(Check),
@@ -107,7 +117,93 @@ struct Convert {
     max_length: Option<usize>,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+const BUILD_EXAMPLE: &str = "Example: reactrt build --model sentence-transformers/all-MiniLM-L6-v2 --output minilm.engine\n\
+    As with trtexec: reactrt build --onnx=model.onnx --saveEngine=model.engine --minShapes=input_ids:1x1,attention_mask:1x1 \
+    --optShapes=input_ids:8x128,attention_mask:8x128 --maxShapes=input_ids:32x256,attention_mask:32x256";
+
+#[derive(Args)]
+struct Build {
+    /// A model folder, or its name on the model hub
+    #[arg(
+        long,
+        alias = "model_path",
+        alias = "model-path",
+        value_name = "FOLDER|NAME",
+        required_unless_present = "onnx"
+    )]
+    model: Option<String>,
+    /// An ONNX file
+    #[arg(long, value_name = "FILE", conflicts_with = "model")]
+    onnx: Option<PathBuf>,
+    /// The engine to write; beside it come <FILE>.json and <FILE>.tokenizer.json
+    #[arg(long, alias = "saveEngine", alias = "save-engine", alias = "output_path", value_name = "FILE")]
+    output: PathBuf,
+    /// A folder, a tokenizer.json, or a name on the hub, where the tokenizer is not in the model's folder
+    #[arg(long, alias = "tokenizer_path", alias = "tokenizer-path", value_name = "PATH|NAME")]
+    tokenizer: Option<String>,
+    /// Shapes to build for, one profile each: rows x tokens, packed with the number of texts after a colon [default: up to
+    /// ten, made from the model's length]
+    #[arg(
+        long, value_name = "8x128,8x256:64,…", value_delimiter = ',',
+        conflicts_with_all = ["min_shapes", "opt_shapes", "max_shapes"]
+    )]
+    buckets: Vec<AskedBucket>,
+    /// Smallest shapes, `name:1x1,name:1x1`; one profile for a range of shapes
+    #[arg(long, alias = "minShapes", value_name = "SHAPES")]
+    min_shapes: Option<AskedShapes>,
+    /// Shapes that the engine is best at
+    #[arg(long, alias = "optShapes", value_name = "SHAPES")]
+    opt_shapes: Option<AskedShapes>,
+    /// Largest shapes
+    #[arg(long, alias = "maxShapes", value_name = "SHAPES")]
+    max_shapes: Option<AskedShapes>,
+    /// The GPU to build for: `current`, or a compute capability such as 8.9 (TensorRT-RTX only) [default: current]
+    #[arg(long, value_name = "CAPABILITY")]
+    target: Option<Target>,
+    /// The same as `--dtype fp16`; an ONNX file has its precision in itself
+    #[arg(long)]
+    fp16: bool,
+    #[command(flatten)]
+    conversion: Conversion,
+    /// Measured times, read and written, which make the next build faster (TensorRT only)
+    #[arg(long, alias = "timingCacheFile", value_name = "FILE")]
+    timing_cache: Option<PathBuf>,
+    /// Scratch memory that a kernel may ask for, in MiB [default: the GPU's]
+    #[arg(long, alias = "workspace", value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    workspace_mib: Option<u64>,
+    /// Let later versions of the library, and its lean runtime, load the engine (TensorRT only)
+    #[arg(long, alias = "versionCompatible")]
+    version_compatible: bool,
+    /// Show the library's messages
+    #[arg(long)]
+    verbose: bool,
+}
+
+/// What is asked of the converter where a build begins with a folder.
+#[derive(Args)]
+#[command(next_help_heading = "With --model")]
+struct Conversion {
+    /// What the model is for; by default as its config.json says
+    #[arg(long, conflicts_with = "onnx")]
+    task: Option<TaskWord>,
+    /// Precision of weights and matrix products [default: fp16]
+    #[arg(long, conflicts_with = "onnx")]
+    dtype: Option<DtypeWord>,
+    /// One text per row, or any number of them [default: packed]
+    #[arg(long, conflicts_with = "onnx")]
+    layout: Option<LayoutWord>,
+    /// Version of the ONNX operator set
+    #[arg(long, conflicts_with = "onnx")]
+    opset: Option<u32>,
+    /// Tokens of one text at most; by default as the model says
+    #[arg(long, alias = "max_length", value_name = "TOKENS", conflicts_with = "onnx")]
+    max_length: Option<usize>,
+    /// Keep the ONNX file, under this name
+    #[arg(long, value_name = "FILE", conflicts_with = "onnx")]
+    keep_onnx: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum TaskWord {
     Embedding,
     #[value(alias = "reranker", alias = "rerank")]
@@ -116,16 +212,44 @@ enum TaskWord {
     Nli,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+impl From<TaskWord> for Task {
+    fn from(word: TaskWord) -> Task {
+        match word {
+            TaskWord::Embedding => Task::Embedding,
+            TaskWord::Reranking => Task::Reranking,
+            TaskWord::Nli => Task::Nli,
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum DtypeWord {
     Fp32,
     Fp16,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+impl From<DtypeWord> for Dtype {
+    fn from(word: DtypeWord) -> Dtype {
+        match word {
+            DtypeWord::Fp32 => Dtype::Fp32,
+            DtypeWord::Fp16 => Dtype::Fp16,
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum LayoutWord {
     Padded,
     Packed,
+}
+
+impl From<LayoutWord> for Layout {
+    fn from(word: LayoutWord) -> Layout {
+        match word {
+            LayoutWord::Padded => Layout::Padded,
+            LayoutWord::Packed => Layout::Packed,
+        }
+    }
 }
 
 /// One flag for each key of [`TABLE`]; what was given, as [`Overrides::flags`] takes it.
@@ -178,6 +302,7 @@ fn main() -> ExitCode {
         Command::Serve(arguments) => run_serve(arguments),
         Command::Demo(arguments) => run_demo(arguments),
         Command::Convert(arguments) => run_convert(&arguments),
+        Command::Build(arguments) => run_build(&arguments),
         Command::Check(arguments) => run_check(arguments),
     };
     let (message, code) = match outcome {
@@ -235,21 +360,12 @@ fn run_convert(arguments: &Convert) -> Result<(), Failure> {
         None => None,
     };
     let task = match arguments.task {
-        Some(TaskWord::Embedding) => Task::Embedding,
-        Some(TaskWord::Reranking) => Task::Reranking,
-        Some(TaskWord::Nli) => Task::Nli,
+        Some(task) => task.into(),
         None => task_of(&folder)?,
     };
     let mut options = convert::Options::new(task, folder, arguments.output.clone());
     options.tokenizer = tokenizer;
-    options.dtype = match arguments.dtype {
-        DtypeWord::Fp32 => Dtype::Fp32,
-        DtypeWord::Fp16 => Dtype::Fp16,
-    };
-    options.layout = match arguments.layout {
-        LayoutWord::Padded => Layout::Padded,
-        LayoutWord::Packed => Layout::Packed,
-    };
+    (options.dtype, options.layout) = (arguments.dtype.into(), arguments.layout.into());
     options.opset = arguments.opset;
     options.max_length = arguments.max_length;
     let mut bar = fetch::bar();
@@ -263,6 +379,127 @@ fn run_convert(arguments: &Convert) -> Result<(), Failure> {
     }
     println!("inputs {}; output {}; {:.1} s", report.inputs.join(", "), report.output, report.elapsed.as_secs_f64());
     Ok(())
+}
+
+fn run_build(arguments: &Build) -> Result<(), Failure> {
+    if !cfg!(feature = "gpu") {
+        return Err(Failure::Run(build::WITHOUT.into()));
+    }
+    let mut options = build::Options::new(build_origin(arguments)?, arguments.output.clone());
+    if let Some(tokenizer) = &arguments.tokenizer {
+        options.tokenizer = Some(fetch::resolve(tokenizer, Wanted::Tokenizer).map_err(failed)?);
+    }
+    let list = |shapes: &Option<AskedShapes>| shapes.clone().unwrap_or_default();
+    let [min, opt, max] = [&arguments.min_shapes, &arguments.opt_shapes, &arguments.max_shapes].map(list);
+    let ranges = AskedRanges { min, opt, max };
+    options.shapes = match arguments.buckets.as_slice() {
+        [] if ranges.is_empty() => build::Shapes::Default,
+        [] => build::Shapes::Ranges(ranges),
+        buckets => build::Shapes::Buckets(buckets.to_vec()),
+    };
+    (options.target, options.fp16, options.verbose) = (arguments.target, arguments.fp16, arguments.verbose);
+    options.timing_cache.clone_from(&arguments.timing_cache);
+    options.workspace_bytes = arguments.workspace_mib.map(|mebibytes| mebibytes << 20);
+    options.version_compatible = arguments.version_compatible;
+    let stop = interruption().map_err(failed)?;
+    let mut bar = build_bar();
+    let outcome = build::build(&options, &mut |progress| {
+        bar(Some(progress));
+        !stop.load(Ordering::Relaxed)
+    });
+    bar(None);
+    let report = outcome.map_err(failed)?;
+    print!("{}", built(&report));
+    for note in &report.notes {
+        eprintln!("note: {note}");
+    }
+    Ok(())
+}
+
+fn build_origin(arguments: &Build) -> Result<build::Origin, Failure> {
+    let asked = &arguments.conversion;
+    let Some(model) = &arguments.model else {
+        let onnx = arguments.onnx.clone().expect("the command line has one of the two");
+        return Ok(build::Origin::Onnx(onnx));
+    };
+    let dtype = match asked.dtype {
+        Some(DtypeWord::Fp32) if arguments.fp16 => {
+            return Err(Failure::Usage("`--fp16` and `--dtype fp32` contradict each other".into()));
+        }
+        Some(dtype) => dtype.into(),
+        None => Dtype::Fp16,
+    };
+    let folder = fetch::resolve(model, Wanted::Model).map_err(failed)?;
+    let task = match asked.task {
+        Some(task) => task.into(),
+        None => task_of(&folder)?,
+    };
+    Ok(build::Origin::Folder {
+        folder,
+        task,
+        dtype,
+        layout: asked.layout.map_or(Layout::Packed, Layout::from),
+        opset: asked.opset.unwrap_or(convert::OPSET_DEFAULT),
+        max_length: asked.max_length,
+        pooling: None,
+        normalize: None,
+        onnx: asked.keep_onnx.clone(),
+    })
+}
+
+/// Becomes true when somebody asks the process to end, so that a build can clear up; asked twice, it ends at once.
+fn interruption() -> std::io::Result<Arc<AtomicBool>> {
+    let asked = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register_conditional_shutdown(signal, 1, asked.clone())?;
+        signal_hook::flag::register(signal, asked.clone())?;
+    }
+    Ok(asked)
+}
+
+/// A bar for a build, and with `None` its end; draws nothing where there is no terminal.
+fn build_bar() -> impl FnMut(Option<build::Progress>) + Send {
+    let style = ProgressStyle::with_template("{msg:40!} {wide_bar} {percent:>3}% {elapsed}").expect("a constant");
+    let bar = ProgressBar::new(1000).with_style(style);
+    let mut shown = None;
+    move |progress| {
+        let (message, done) = match progress {
+            None => return bar.finish_and_clear(),
+            Some(build::Progress::Converting(progress)) => {
+                let (word, done, total) = match progress {
+                    convert::Progress::Reading { done, total } => ("reading the model", done, total),
+                    convert::Progress::Writing { done, total } => ("writing the ONNX file", done, total),
+                };
+                (word.to_owned(), done as f64 / total.max(1) as f64)
+            }
+            Some(build::Progress::Building { phase, done }) => (phase.to_lowercase(), done),
+            Some(build::Progress::Writing) => ("writing the engine".to_owned(), 1.0),
+        };
+        // The library tells thousands of steps a second.
+        let position = (done * 1000.0) as u64;
+        if shown.as_ref() != Some(&(message.clone(), position)) {
+            bar.set_position(position);
+            bar.set_message(message.clone());
+            shown = Some((message, position));
+        }
+    }
+}
+
+/// What a build made, in lines.
+fn built(report: &build::Report) -> String {
+    let manifest = &report.manifest;
+    let mut lines: Vec<String> = report.files.iter().map(|file| file.display().to_string()).collect();
+    lines[0] = format!("{}: {:.1} MB", lines[0], manifest.bytes as f64 / 1e6);
+    let kind = [manifest.layout.map(Layout::name), manifest.dtype.map(Dtype::name)];
+    let kind = kind.into_iter().flatten().map(|word| format!("{word}, ")).collect::<String>();
+    let Manifest { library, version, capability, .. } = manifest;
+    lines.push(format!("{kind}for compute capability {capability}, by {library} {version}"));
+    if !manifest.buckets.is_empty() {
+        let words = |bucket: &Bucket| format!("{}x{}:{}", bucket.rows, bucket.length, bucket.sequences_max);
+        lines.push(format!("buckets {}", manifest.buckets.iter().map(words).collect::<Vec<_>>().join(", ")));
+    }
+    lines.push(format!("{:.1} s", report.elapsed.as_secs_f64()));
+    lines.join("\n") + "\n"
 }
 
 /// The converter's two passes as steps of one bar.

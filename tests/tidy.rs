@@ -21,6 +21,7 @@ const UNSAFE_FILES: &[&str] = &[
     "src/device/tensorrt/context.rs",
     "src/device/tensorrt/library.rs",
     "src/device/tensorrt/logger.rs",
+    "src/device/tensorrt/machine.rs",
     "src/device/tensorrt/runtime.rs",
     "src/model/weights.rs",
     "src/serve.rs",

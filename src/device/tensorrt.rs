@@ -12,12 +12,14 @@ mod builder;
 mod context;
 mod library;
 mod logger;
+mod machine;
 mod runtime;
 
-pub use builder::{Build, Builder, Built, Network, Plan, Profile, Progress};
+pub use builder::{Build, Builder, Built, Network, Plan, Progress};
 pub use context::{Context, KernelCache};
 pub use library::{LIBRARIES, Library};
 pub use logger::Severity;
+pub use machine::{Gpu, gpu};
 pub use runtime::{Engine, Runtime};
 
 use crate::model::engine::ElementType;

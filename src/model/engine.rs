@@ -130,6 +130,12 @@ impl fmt::Display for ShapeRange {
     }
 }
 
+/// Shapes of every input that is not fixed, for one optimization profile.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Profile {
+    pub shapes: Vec<(String, ShapeRange)>,
+}
+
 /// As people write shapes: `8x256`, `?` for what is not decided.
 pub fn shape_words(shape: &[i64]) -> String {
     let word = |&size: &i64| if size < 0 { "?".to_owned() } else { size.to_string() };

@@ -1,5 +1,6 @@
 //! What the server knows of a model: read from its own folder, overridden by the configuration, shared by all commands.
 
+pub mod build;
 pub mod convert;
 pub mod engine;
 pub mod fetch;

@@ -19,7 +19,7 @@ use super::{Library, Owned, element, shape};
 use crate::device::LoadError;
 #[cfg(feature = "tensorrt-rtx")]
 use crate::model::engine::Capability;
-use crate::model::engine::{ShapeRange, Target, Tensor, shape_words};
+use crate::model::engine::{Profile, Target, Tensor, shape_words};
 
 type CreateParser =
     unsafe extern "C" fn(*mut nvinfer1::INetworkDefinition, *mut c_void, i32) -> *mut nvonnxparser::IParser;
@@ -125,12 +125,6 @@ unsafe fn text(pointer: *const c_char) -> Option<String> {
     (!pointer.is_null()).then(|| unsafe { CStr::from_ptr(pointer) }.to_string_lossy().trim().to_owned())
 }
 
-/// Shapes of every dynamic input for one optimization profile.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Profile {
-    pub shapes: Vec<(String, ShapeRange)>,
-}
-
 /// What to build.
 #[derive(Clone, Debug)]
 pub struct Build<'a> {
@@ -139,6 +133,10 @@ pub struct Build<'a> {
     pub target: Target,
     /// Scratch memory that a kernel may ask for; `None`: as the library has it.
     pub workspace_bytes: Option<u64>,
+    /// Measured times of an earlier build, or nothing to begin with; `None`: measured times are not kept.
+    pub timing_cache: Option<&'a [u8]>,
+    /// Whether later versions of the library, and its lean runtime, shall load the plan. TensorRT alone has this.
+    pub version_compatible: bool,
 }
 
 /// How far a build is. Phases nest.
@@ -191,6 +189,8 @@ impl std::fmt::Debug for Plan {
 #[derive(Debug)]
 pub struct Built {
     pub plan: Plan,
+    /// What to give to the next build, if this one was given one.
+    pub timing_cache: Option<Vec<u8>>,
 }
 
 /// A parsed network. Fields are dropped in this order: the parser before its network, both before their builder.
@@ -239,6 +239,10 @@ impl Network {
             config.pin().setMemoryPoolLimit(MemoryPoolType::kWORKSPACE.into(), bytes);
         }
         set_target(&mut config, build.target).map_err(|what| self.library.refused(&what, mark))?;
+        set_version_compatible(&mut config, build.version_compatible)
+            .map_err(|what| self.library.refused(&what, mark))?;
+        let cache = build.timing_cache.map(|bytes| TimingCache::new(&mut config, bytes)).transpose();
+        let cache = cache.map_err(|what| self.library.refused(&what, mark))?;
         let monitor = Monitor::new(progress);
         let monitor = monitor.as_ref().ok_or_else(|| LoadError("no memory for a progress monitor".into()))?;
         // SAFETY: the monitor outlives the call below, which is the only one that uses it.
@@ -248,7 +252,9 @@ impl Network {
         // SAFETY: null is how a monitor is taken away.
         unsafe { config.pin().setProgressMonitor(std::ptr::null_mut()) };
         match plan.map(Plan::new) {
-            Some(plan) if !plan.is_empty() => Ok(Built { plan }),
+            Some(plan) if !plan.is_empty() => {
+                Ok(Built { plan, timing_cache: cache.and_then(|cache| cache.serialize()) })
+            }
             Some(_) | None if monitor.stopped() => Err(LoadError("the build was interrupted".into())),
             Some(_) | None => {
                 let LoadError(mut words) = self.library.refused("the engine could not be built", mark);
@@ -352,6 +358,54 @@ fn set_target(_: &mut Owned<nvinfer1::IBuilderConfig>, target: Target) -> Result
         Target::Capability(wanted) => Err(format!(
             "it builds for the GPU that is here alone, not for {wanted}; leave `--target` away, or build there"
         )),
+    }
+}
+
+#[cfg(feature = "tensorrt-rtx")]
+fn set_version_compatible(_: &mut Owned<nvinfer1::IBuilderConfig>, wanted: bool) -> Result<(), String> {
+    match wanted {
+        true => Err("its engines are for the version that builds them; leave `--version-compatible` away".into()),
+        false => Ok(()),
+    }
+}
+
+#[cfg(not(feature = "tensorrt-rtx"))]
+fn set_version_compatible(config: &mut Owned<nvinfer1::IBuilderConfig>, wanted: bool) -> Result<(), String> {
+    if wanted {
+        config.pin().setFlag(tensorrt_sys::BuilderFlag::kVERSION_COMPATIBLE.into());
+    }
+    Ok(())
+}
+
+/// Times that the builder measured, to be kept from one build to the next. Dropped before its configuration.
+struct TimingCache(Owned<nvinfer1::ITimingCache>);
+
+impl TimingCache {
+    fn new(config: &mut Owned<nvinfer1::IBuilderConfig>, bytes: &[u8]) -> Result<TimingCache, String> {
+        let wrong = || "the timing cache is damaged, or of another version or GPU; delete it".to_owned();
+        // SAFETY: readable for its length (a null of no length begins anew); what is returned is the caller's.
+        let cache = unsafe {
+            let data = if bytes.is_empty() { std::ptr::null() } else { bytes.as_ptr() };
+            Owned::new(config.get().createTimingCache(data.cast_mut().cast(), bytes.len()))
+        };
+        let cache = cache.ok_or_else(wrong)?;
+        if config.pin().setTimingCache(cache.get(), false) { Ok(TimingCache(cache)) } else { Err(wrong()) }
+    }
+
+    /// The bindings have no method of this class, so its `serialize` is called as the header (NvInfer.h, NvInferImpl.h)
+    /// lays it out: the object is a pointer to its table and one to its implementation, whose own table begins with two
+    /// destructors and then has `serialize`.
+    fn serialize(&self) -> Option<Vec<u8>> {
+        type Serialize = unsafe extern "C" fn(*const c_void) -> *mut nvinfer1::IHostMemory;
+        // SAFETY: the layout above, by the C++ ABI of every system that the library is made for, and unchanged in every
+        // version with these headers; `tests/tensorrt.rs` runs it. What is returned is the caller's.
+        let memory = unsafe {
+            let object = self.0.pointer().cast::<*const *const *const c_void>();
+            let implementation = *object.add(1);
+            let serialize = std::mem::transmute::<*const c_void, Serialize>(*(*implementation).add(2));
+            Owned::new(serialize(implementation.cast()))
+        };
+        memory.map(|memory| Plan::new(memory).to_vec())
     }
 }
 
