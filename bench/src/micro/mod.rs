@@ -22,7 +22,7 @@ pub struct Row {
     pub case: Box<dyn Case>,
 }
 
-/// What one run gets through.
+/// What one run gets through: bytes of input, for answers those of the vectors; or sequences or hand-overs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amount {
     Bytes(u64),
