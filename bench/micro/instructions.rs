@@ -1,8 +1,9 @@
 //! The table's rows in instructions: `cargo bench --bench instructions [-- FILTER]`, one line per row.
 //!
 //! Each row runs by itself in this same program under valgrind's callgrind, which counts what one run executes after a
-//! few that warm up. The same program gives the same numbers on every machine and under any load, which is what they are
-//! for: a change of a path shows even where times are noise. Needs `valgrind` (Debian's 3.19 will do).
+//! few that warm up. The same program gives the same numbers under any load, which is what they are for: a change of a path
+//! shows even where times are noise. Needs `valgrind` (Debian's 3.19 will do). It emulates a processor without AVX-512, so
+//! code that looks for it at run time is counted on its AVX2 path.
 //!
 //! Why not one of the crates for this: they need a runner of exactly their version to be installed, and a function with
 //! attributes for each row, so a second table.
