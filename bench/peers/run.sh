@@ -17,7 +17,7 @@ work=target/peers
 our_port=$first infinity_port=$((first + 1)) old_port=$((first + 2))
 scenario=$work/peers.yaml
 
-for needed in target/release/reactrt "$work/model.onnx" "$work/infinity/bin/infinity_emb" "$work/old-design/bin/python"; do
+for needed in target/release/reactrt target/release/reactrt-bench "$work/model.onnx" "$work/infinity/bin/infinity_emb" "$work/old-design/bin/python"; do
   [ -e "$needed" ] || { echo "$needed is missing: run bench/peers/setup.sh first" >&2; exit 1; }
 done
 
@@ -81,6 +81,6 @@ sed "s/:18911/:$our_port/; s/:18912/:$infinity_port/; s/:18913/:$old_port/" benc
 target/release/reactrt-bench load --scenario "$scenario" --sweep 1,16,64 --rounds "$rounds" \
   --json "$work/saturation.json" --html "$work/saturation.html"
 rate=$("$work/old-design/bin/python" bench/peers/half_rate.py "$work/saturation.json")
-target/release/reactrt-bench load --scenario "$scenario" --rate "$rate" --rounds "$rounds" \
+target/release/reactrt-bench load --scenario "$scenario" --rate "$rate" --duration 30s --rounds "$rounds" \
   --json "$work/latency.json" --html "$work/latency.html"
 echo "reports: $work/saturation.html, $work/latency.html"
