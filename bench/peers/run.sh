@@ -17,7 +17,8 @@ work=target/peers
 our_port=$first infinity_port=$((first + 1)) old_port=$((first + 2))
 scenario=$work/peers.yaml
 
-for needed in target/release/reactrt target/release/reactrt-bench "$work/model.onnx" "$work/infinity/bin/infinity_emb" "$work/old-design/bin/python"; do
+for needed in target/release/reactrt target/release/reactrt-bench "$work/model.onnx" "$work/infinity/bin/infinity_emb" \
+  "$work/old-design/bin/python"; do
   [ -e "$needed" ] || { echo "$needed is missing: run bench/peers/setup.sh first" >&2; exit 1; }
 done
 

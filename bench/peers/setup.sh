@@ -10,7 +10,8 @@ model=${MODEL:-engines/demo/all-MiniLM-L6-v2}
 python=${PYTHON:-python3.11}
 work=target/peers
 
-[ -f "$model/tokenizer.json" ] || { echo "$model/tokenizer.json is missing: \`cargo run --release -- demo\` fetches the default model" >&2; exit 1; }
+[ -f "$model/tokenizer.json" ] \
+  || { echo "$model/tokenizer.json is missing: \`cargo run --release -- demo\` fetches the default model" >&2; exit 1; }
 "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2> /dev/null \
   || { echo "$python is not Python 3.11, which the pinned packages are for: name one in PYTHON" >&2; exit 1; }
 

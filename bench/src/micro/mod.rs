@@ -1,7 +1,8 @@
 //! The table of micro-benchmarks: the server's hot paths one by one, each driven through its public interface.
 //!
-//! Owns what is measured and how its result is proven right; how it is measured is the runners' affair (`micro/time.rs`,
-//! `micro/instructions.rs`), which go through the same table. `tests/micro.rs` runs every row a few times in every `cargo test`.
+//! Owns what is measured and how its result is proven right; how it is measured is the runners' affair
+//! (`micro/time.rs`, `micro/instructions.rs`), which go through the same table. `tests/micro.rs` runs every row a few
+//! times in every `cargo test`.
 //!
 //! Invariant: a row's [`Case::run`] does the work of the server and nothing else. What has to be made anew for each run,
 //! because the work destroys it, is made by [`Case::prepare`], which is not measured. A row does the same each time.
