@@ -5,6 +5,8 @@
 //!     cargo bench --bench encoder -- MODEL_FOLDER MODEL.onnx [THREADS …] [--only NAME]
 //! ```
 //!
+//! Relative paths count from the repository's root, wherever cargo is called, that of the library too.
+//!
 //! The folder and the .onnx hold the same embedding model; the latter takes `input_ids`, `attention_mask` and perhaps
 //! `token_type_ids`, all i64, and gives the last hidden state or the vector. Both engines run each scenario in turn, in
 //! blocks, in one process: a block begins with a pause, in which the other's threads stop spinning, and with a run that
@@ -37,6 +39,9 @@ struct Scenario {
     name: &'static str,
     lengths: Vec<usize>,
 }
+
+const USAGE: &str = "usage: ORT_DYLIB_PATH=/path/to/libonnxruntime.so cargo bench --bench encoder -- MODEL_FOLDER MODEL.onnx \
+                     [THREADS …] [--only NAME]";
 
 const BLOCKS: usize = 9;
 const BLOCK_PAUSE: Duration = Duration::from_millis(30);
@@ -275,19 +280,23 @@ fn run() -> Result<(), Failure> {
         Some(_) | None => None,
     };
     let [folder, onnx, threads @ ..] = arguments.as_slice() else {
-        return Err("give a model folder and its .onnx, then numbers of threads (1 and 2 if none)".into());
+        return Err(USAGE.into());
     };
-    let library = std::env::var("ORT_DYLIB_PATH").map_err(|_| "ORT_DYLIB_PATH names no libonnxruntime.so")?;
+    let library = std::env::var_os("ORT_DYLIB_PATH")
+        .ok_or_else(|| format!("ORT_DYLIB_PATH is not set: it names the libonnxruntime.so to compare with\n{USAGE}"))?;
+    // Cargo runs benchmarks in their package's folder.
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let (folder, onnx, library) = (root.join(folder), root.join(onnx), root.join(library));
     let environment = ort::init_from(library)?.build()?;
-    let settings = ModelSettings::new(Task::Embedding, "model", folder, "the command line");
-    let model = Arc::new(folder::read(Path::new(folder), None, &settings)?);
+    let settings = ModelSettings::new(Task::Embedding, "model", &folder.display().to_string(), "the command line");
+    let model = Arc::new(folder::read(&folder, None, &settings)?);
     let threads: Vec<usize> = threads.iter().map(|count| count.parse()).collect::<Result<_, _>>()?;
     println!(
         "| threads | texts × tokens | tokens | reactrt, ms | its device time, ms | onnxruntime, ms | ratio | max difference |"
     );
     println!("|---|---|---|---|---|---|---|---|");
     for &count in if threads.is_empty() { &[1, 2] } else { threads.as_slice() } {
-        compare(&model, &environment, Path::new(onnx), count, only.as_deref())?;
+        compare(&model, &environment, &onnx, count, only.as_deref())?;
     }
     Ok(())
 }

@@ -1,11 +1,14 @@
 //! What the server adds to the device's time, for one client with one text, request by request: the latency that the client
 //! measures less the `device` share of the same answer's `Server-Timing`. And what the idle server keeps in memory.
 //!
-//! `cargo bench --bench overhead [-- MODEL_FOLDER [REQUESTS]]`; by default the demo's embedding model, 4,000 requests. The CPU
-//! device and the simulated one of zero time take turns, so that both meet the same machine. Every answer is checked.
+//! `cargo bench --bench overhead [-- MODEL_FOLDER [REQUESTS]]`; by default the demo's embedding model, 4,000 requests. A
+//! relative folder counts from the repository's root, wherever cargo is called. The CPU device and the simulated one of zero
+//! time take turns, so that both meet the same machine. Every answer is checked.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
+use std::process::ExitCode;
 use std::time::Instant;
 
 use reactrt::config::{DeviceName, Devices, ModelSettings, Settings};
@@ -14,18 +17,35 @@ use reactrt::serve::Server;
 
 const TEXT: &str = r#"{"documents":["The weather is lovely today."]}"#;
 
-fn main() {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("{message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), String> {
     let mut words = std::env::args().skip(1).filter(|word| !word.starts_with("--"));
     let folder = words.next().unwrap_or_else(|| "engines/demo/all-MiniLM-L6-v2".into());
-    let requests: usize = words.next().map_or(4_000, |count| count.parse().expect("a number of requests"));
+    // Cargo runs benchmarks in their package's folder.
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(folder).display().to_string();
+    let requests: usize = match words.next() {
+        Some(word) => word.parse().map_err(|_| format!("{word:?} is no number of requests"))?,
+        None => 4_000,
+    };
     for spin_us in [0, 200] {
         let idle = |device| {
             let before = resident_bytes();
-            let server = start(device, &folder, spin_us);
-            println!("spin_us {spin_us}, {device:?}: {:.1} MB more resident", (resident_bytes() - before) as f64 / 1e6);
-            (device, server)
+            let server = start(device, &folder, spin_us)?;
+            let more = resident_bytes().saturating_sub(before);
+            println!("spin_us {spin_us}, {device:?}: {:.1} MB more resident", more as f64 / 1e6);
+            Ok((device, server))
         };
-        let servers = [DeviceName::Sim, DeviceName::Cpu].map(idle);
+        let servers: Vec<_> =
+            [DeviceName::Sim, DeviceName::Cpu].map(idle).into_iter().collect::<Result<_, String>>()?;
         let mut clients: Vec<_> = servers
             .iter()
             .map(|(device, server)| (device, TcpStream::connect(server.address()).unwrap(), Vec::new(), Vec::new()))
@@ -62,16 +82,17 @@ fn main() {
             assert_eq!(server.join().expect("the server ends well"), Default::default());
         }
     }
+    Ok(())
 }
 
-fn start(device: DeviceName, folder: &str, spin_us: u64) -> Server {
+fn start(device: DeviceName, folder: &str, spin_us: u64) -> Result<Server, String> {
     let mut settings = Settings::default();
     settings.server.port = 0;
     settings.devices = Devices::List(vec![device]);
     settings.threads.spin_us = spin_us;
     (settings.sim.base_us, settings.sim.us_per_1k_tokens) = (0, 0);
     settings.models = vec![ModelSettings::new(Task::Embedding, "model", folder, "the benchmark")];
-    Server::start(settings).unwrap_or_else(|error| panic!("{error} (`reactrt demo` fetches the default model)"))
+    Server::start(settings).map_err(|error| format!("{error}\n`reactrt demo` fetches the default model"))
 }
 
 /// One request: its latency and its device time, in microseconds.

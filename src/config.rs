@@ -19,6 +19,9 @@ use std::fmt;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use crate::device::Layout;
+use crate::model::build::shapes::AskedBucket;
+use crate::model::convert::Dtype;
 use crate::model::{Pooling, Task};
 use read::{Origin, Reader};
 
@@ -223,6 +226,11 @@ pub struct Cpu {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
     pub lanes: usize,
+    /// Of engines that are built from model folders.
+    pub dtype: Dtype,
+    pub layout: Layout,
+    /// Of engines that are built here; `None`: [`crate::model::build::shapes::ladder`].
+    pub buckets: Option<Vec<AskedBucket>>,
     /// Captured shapes of one model on each lane, where the engine leaves its shapes open.
     pub buckets_per_model_max: usize,
     /// How long one batch may take.
@@ -280,7 +288,15 @@ impl Settings {
             threads: Threads { workers: 1, spin_us: 0, pin: Pin::Auto },
             devices: Devices::Auto,
             cpu: Cpu { lanes: 1, threads_per_lane: 1, tokens_max: 2_048 },
-            gpu: Gpu { lanes: 2, buckets_per_model_max: 12, hang_ms: 10_000, exit_when_dead: false },
+            gpu: Gpu {
+                lanes: 2,
+                dtype: Dtype::Fp16,
+                layout: Layout::Packed,
+                buckets: None,
+                buckets_per_model_max: 12,
+                hang_ms: 10_000,
+                exit_when_dead: false,
+            },
             sim: Sim { seed: 1, lanes: 2, base_us: 200, us_per_1k_tokens: 50, fault_rate: 0.0, packed: true },
             engines: PathBuf::from("engines"),
             models: Vec::new(),

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hdrhistogram::Histogram;
 
-use crate::device::{Fault, Plan};
+use crate::device::gpu::{GpuCounters, SlotCounters};
+use crate::device::{Bucket, Fault, Plan};
 
 /// Written by one device thread.
 #[derive(Debug, Default)]
@@ -162,6 +163,7 @@ pub struct Metrics {
     pub jobs_cancelled: u64,
     pub turns: u64,
     devices: Vec<(String, Arc<DeviceCounters>)>,
+    gpus: Vec<(String, Arc<GpuCounters>)>,
     worker_panics: Vec<Arc<AtomicU64>>,
 }
 
@@ -169,11 +171,12 @@ impl Metrics {
     pub fn new(
         models: impl Iterator<Item = String>,
         devices: Vec<(String, Arc<DeviceCounters>)>,
+        gpus: Vec<(String, Arc<GpuCounters>)>,
         worker_panics: Vec<Arc<AtomicU64>>,
     ) -> Metrics {
         let models = models
             .map(|name| PerModel {
-                name: name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"),
+                name: Escaped(&name).to_string(),
                 statuses: [0; STATUSES.len()],
                 texts: 0,
                 tokens: 0,
@@ -189,6 +192,7 @@ impl Metrics {
             jobs_cancelled: 0,
             turns: 0,
             devices,
+            gpus,
             worker_panics,
         }
     }
@@ -240,6 +244,9 @@ impl Metrics {
             let _ = writeln!(out, "{name} {value}");
         }
         self.write_devices(out);
+        if !self.gpus.is_empty() {
+            self.write_gpus(out);
+        }
     }
 
     fn write_requests(&self, out: &mut Vec<u8>) {
@@ -302,6 +309,77 @@ impl Metrics {
     }
 }
 
+impl Metrics {
+    fn write_gpus(&self, out: &mut Vec<u8>) {
+        type Read = fn(&GpuCounters) -> &AtomicU64;
+        let seconds: [(&str, &str, Read); 3] = [
+            ("reactrt_gpu_upload_seconds_total", "Time of copies to the GPU, by its events.", |gpu| &gpu.upload_ns),
+            ("reactrt_gpu_compute_seconds_total", "Time of runs on the GPU, by its events.", |gpu| &gpu.compute_ns),
+            ("reactrt_gpu_download_seconds_total", "Time of copies from the GPU, by its events.", |gpu| {
+                &gpu.download_ns
+            }),
+        ];
+        for (name, help, read) in seconds {
+            head(out, name, "counter", help);
+            for (device, gpu) in &self.gpus {
+                let seconds = read(gpu).load(Ordering::Relaxed) as f64 / 1e9;
+                let _ = writeln!(out, "{name}{{device=\"{device}\"}} {seconds}");
+            }
+        }
+        let counts: [(&str, &str, &str, Read); 5] = [
+            ("reactrt_gpu_capture_failures_total", "counter", "Buckets on a lane that run without a graph.", |gpu| {
+                &gpu.capture_failures
+            }),
+            ("reactrt_gpu_lane_rebuilds_total", "counter", "Lanes made anew after a fault.", |gpu| &gpu.lane_rebuilds),
+            ("reactrt_gpu_memory_used_bytes", "gauge", "GPU memory in use by everybody.", |gpu| &gpu.memory_used_bytes),
+            ("reactrt_gpu_memory_total_bytes", "gauge", "GPU memory.", |gpu| &gpu.memory_total_bytes),
+            ("reactrt_gpu_utilization_percent", "gauge", "Share of the last moment in which something ran.", |gpu| {
+                &gpu.utilization_percent
+            }),
+        ];
+        for (name, kind, help, read) in counts {
+            head(out, name, kind, help);
+            // What nobody could measure is not shown.
+            let is_watched = |gpu: &GpuCounters| gpu.memory_total_bytes.load(Ordering::Relaxed) > 0;
+            for (device, gpu) in self.gpus.iter().filter(|(_, gpu)| kind == "counter" || is_watched(gpu)) {
+                let _ = writeln!(out, "{name}{{device=\"{device}\"}} {}", read(gpu).load(Ordering::Relaxed));
+            }
+        }
+        type ReadSlot = fn(&SlotCounters) -> &AtomicU64;
+        let graphs: [(&str, &str, ReadSlot); 2] = [
+            ("reactrt_gpu_graph_hits_total", "Plans that replayed a captured graph.", |slot| &slot.graph_hits),
+            ("reactrt_gpu_graph_misses_total", "Plans that ran without a graph.", |slot| &slot.graph_misses),
+        ];
+        for (name, help, read) in graphs {
+            head(out, name, "counter", help);
+            for (device, gpu) in &self.gpus {
+                gpu.each_slot(&mut |slot| {
+                    let (model, Bucket { rows, length, sequences_max }) = (Escaped(&slot.model), slot.bucket);
+                    let count = read(slot).load(Ordering::Relaxed);
+                    let bucket = format_args!("{rows}x{length}:{sequences_max}");
+                    let labels = format_args!("device=\"{device}\",model=\"{model}\",bucket=\"{bucket}\"");
+                    let _ = writeln!(out, "{name}{{{labels}}} {count}");
+                });
+            }
+        }
+    }
+}
+
+/// A label's value, with what would end it escaped.
+struct Escaped<'a>(&'a str);
+
+impl std::fmt::Display for Escaped<'_> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        use std::fmt::Write;
+        self.0.chars().try_for_each(|letter| match letter {
+            '\\' => formatter.write_str("\\\\"),
+            '"' => formatter.write_str("\\\""),
+            '\n' => formatter.write_str("\\n"),
+            letter => formatter.write_char(letter),
+        })
+    }
+}
+
 fn head(out: &mut Vec<u8>, name: &str, kind: &str, help: &str) {
     let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
 }
@@ -318,7 +396,7 @@ mod tests {
 
     #[test]
     fn buckets_are_cumulative_and_end_in_the_count() {
-        let mut metrics = Metrics::new(["m".to_string()].into_iter(), Vec::new(), Vec::new());
+        let mut metrics = Metrics::new(["m".to_string()].into_iter(), Vec::new(), Vec::new(), Vec::new());
         for duration_us in [5, 20, 20, 700, 20_000_000] {
             metrics.record(Stage::Parse, duration_us * 1000);
         }
@@ -331,11 +409,36 @@ mod tests {
     }
 
     #[test]
+    fn a_gpu_shows_its_graphs_by_bucket_and_its_memory_once_it_is_known() {
+        let gpu = Arc::new(GpuCounters::default());
+        let slot = gpu.slot("m\"x", Bucket { rows: 8, length: 128, sequences_max: 64 });
+        slot.count(true);
+        slot.count(true);
+        slot.count(false);
+        gpu.count_times(1_500, 2_000_000_000, 500);
+        let gpus = vec![("cuda:0".to_string(), Arc::clone(&gpu))];
+        let metrics = Metrics::new(std::iter::empty(), Vec::new(), gpus, Vec::new());
+        let before = text(&metrics);
+        let labels = r#"{device="cuda:0",model="m\"x",bucket="8x128:64"}"#;
+        assert!(before.contains(&format!("reactrt_gpu_graph_hits_total{labels} 2\n")), "{before}");
+        assert!(before.contains(&format!("reactrt_gpu_graph_misses_total{labels} 1\n")), "{before}");
+        assert!(before.contains("reactrt_gpu_compute_seconds_total{device=\"cuda:0\"} 2\n"), "{before}");
+        assert!(!before.contains("reactrt_gpu_memory_used_bytes{"), "nobody has looked yet");
+        gpu.memory_total_bytes.store(100, Ordering::Relaxed);
+        gpu.memory_used_bytes.store(40, Ordering::Relaxed);
+        assert!(text(&metrics).contains("reactrt_gpu_memory_used_bytes{device=\"cuda:0\"} 40\n"));
+    }
+
+    #[test]
     fn answers_are_counted_by_model_and_status() {
         let counters = Arc::new(DeviceCounters::default());
         counters.count_fault(Fault::Hung);
-        let mut metrics =
-            Metrics::new(["a\"b".to_string()].into_iter(), vec![("sim".into(), counters)], vec![Arc::default()]);
+        let mut metrics = Metrics::new(
+            ["a\"b".to_string()].into_iter(),
+            vec![("sim".into(), counters)],
+            Vec::new(),
+            vec![Arc::default()],
+        );
         metrics.count_answer(Some(0), 200);
         metrics.count_answer(Some(0), 418);
         metrics.count_answer(None, 404);

@@ -6,6 +6,7 @@
 //!
 //! Invariant: when [`Server::join`] returns, every thread has ended and every part is home, which its [`Account`] shows.
 
+mod gpu;
 mod load;
 
 use std::io;
@@ -82,6 +83,7 @@ impl Threads {
         for bell in &self.bells {
             bell.ring();
         }
+        self.handles.iter().for_each(|handle| handle.thread().unpark());
         for handle in self.handles {
             handle.join().map_err(|_| Error("a thread ended by a panic".into()))?;
         }
@@ -94,12 +96,23 @@ impl Threads {
 pub struct Stopper {
     stop: Arc<AtomicBool>,
     bell: Arc<Doorbell>,
+    /// A device was given up, and the settings want the process to end for that.
+    gave_up: Arc<AtomicBool>,
 }
 
 impl Stopper {
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
         self.bell.ring();
+    }
+
+    /// What a device does in its last moment, where the process is to end with it.
+    fn on_death(&self) -> Box<dyn FnOnce() + Send> {
+        let stopper = self.clone();
+        Box::new(move || {
+            stopper.gave_up.store(true, Ordering::Relaxed);
+            stopper.stop();
+        })
     }
 }
 
@@ -124,7 +137,11 @@ pub fn run(settings: Settings, announce: impl FnOnce(SocketAddr)) -> Result<(), 
             }
         })
         .map_err(|error| Error(format!("a thread cannot be started: {error}")))?;
+    let gave_up = Arc::clone(&server.stopper.gave_up);
     let account = server.join()?;
+    if gave_up.load(Ordering::Relaxed) {
+        return Err(Error("a GPU was given up, and gpu.exit_when_dead says to end then".into()));
+    }
     if account != Account::default() {
         eprintln!("warning: not everything came home: {account:?}");
     }
@@ -259,18 +276,21 @@ impl Build {
         let generations = Generations::new(limits.jobs_max);
         let catalog = Arc::new(Catalog::new(entries(&loaded)));
         let served: Arc<[Served]> = served(&loaded);
-        let stop = Arc::new(AtomicBool::new(false));
+        let (stop, gave_up) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let stopper = Stopper { stop: Arc::clone(&stop), bell: Arc::clone(&reactor_bell), gave_up };
         let pins = Pins::new(&settings, loaded.devices.len());
 
         let mut device_rings = Vec::new();
         let mut device_ports = Vec::new();
-        let mut counters = Vec::new();
+        let (mut counters, mut gpus) = (Vec::new(), Vec::new());
         let mut loads = Vec::new();
         for device in &loaded.devices {
             let (home, receiver) = ring(pieces_max, &reactor_bell);
             device_rings.push(DeviceRings { inboxes: Vec::new(), home });
             device_ports.push(DevicePort { receiver, ready: Arc::new(AtomicBool::new(true)) });
-            counters.push((device.device.name().to_string(), Arc::new(DeviceCounters::default())));
+            let name = device.device.name().to_string();
+            gpus.extend(device.device.gpu().map(|counters| (name.clone(), counters)));
+            counters.push((name, Arc::new(DeviceCounters::default())));
             loads.push(Arc::new(AtomicU64::new(0)));
         }
 
@@ -332,6 +352,7 @@ impl Build {
                 load: Arc::clone(&loads[index]),
                 ready: Arc::clone(&device_ports[index].ready),
                 counters: Arc::clone(&counters[index].1),
+                on_death: settings.gpu.exit_when_dead.then(|| stopper.on_death()),
             };
             let mut driver = Driver::new(device.device, device.offers, planner_bounds, ports);
             drivers.bells.push(Arc::clone(&bell.bell));
@@ -343,7 +364,9 @@ impl Build {
             })?);
         }
 
-        let metrics = Metrics::new(catalog.entries().iter().map(|entry| entry.name.clone()), counters, worker_panics);
+        drivers.handles.extend(gpu::watch(&gpus, &drivers.quit));
+        let names = catalog.entries().iter().map(|entry| entry.name.clone());
+        let metrics = Metrics::new(names, counters, gpus, worker_panics);
         let parts = Parts {
             catalog,
             generations,
@@ -353,7 +376,7 @@ impl Build {
             workers: worker_ports,
             devices: device_ports,
             metrics,
-            stop: Arc::clone(&stop),
+            stop,
         };
         let mut reactor = Reactor::new(sockets, reactor_limits(&settings), parts, clock.clone());
         let bell = Arc::clone(&reactor_bell);
@@ -361,7 +384,6 @@ impl Build {
         let reactor = spawn("reactor".into(), pins.reactor(), move || {
             reactor::run(&mut reactor, &bell, &clock, spin_ns).map(|()| reactor)
         })?;
-        let stopper = Stopper { stop, bell: reactor_bell };
         Ok(Server { address, stopper, reactor, workers, devices: drivers, bodies_max })
     }
 }

@@ -1,6 +1,7 @@
 //! The load generator: what is sent, when, and what is made of the answers.
 
 pub mod compare;
+pub mod micro;
 pub mod plot;
 pub mod record;
 pub mod report;

@@ -10,6 +10,9 @@ use std::path::PathBuf;
 
 use super::tree::{Node, Value};
 use super::{DeviceName, Devices, Pin, Settings};
+use crate::device::Layout;
+use crate::model::build::shapes::AskedBucket;
+use crate::model::convert::Dtype;
 
 /// One setting.
 #[derive(Clone, Copy)]
@@ -279,6 +282,19 @@ pub const TABLE: &[Key] = &[
         Whole(1..=4),
         "Batches that a GPU has in hand at once: one executes while another is copied."
     ),
+    key!("gpu.dtype", gpu.dtype, DtypeWord, "Precision of engines that are built from model folders: fp16 or fp32."),
+    key!(
+        "gpu.layout",
+        gpu.layout,
+        LayoutWord,
+        "Layout of engines that are built from model folders: packed (several texts share a row) or padded."
+    ),
+    key!(
+        "gpu.buckets",
+        gpu.buckets,
+        BucketList,
+        "Shapes of engines that are built here: auto, or a list such as [1x32, 8x128, 32x256], rows by tokens per row; 8x128:64 holds up to 64 texts."
+    ),
     key!(
         "gpu.buckets_per_model_max",
         gpu.buckets_per_model_max,
@@ -373,6 +389,69 @@ impl Codec<Option<u32>> for Optional {
 
     fn show(&self, value: &Option<u32>) -> String {
         value.map_or_else(|| "auto".to_owned(), |number| number.to_string())
+    }
+}
+
+struct DtypeWord;
+
+impl Codec<Dtype> for DtypeWord {
+    fn read(&self, node: &Node) -> Result<Dtype, String> {
+        match plain(node) {
+            Some("fp16") => Ok(Dtype::Fp16),
+            Some("fp32") => Ok(Dtype::Fp32),
+            Some(_) | None => Err(expected("fp16 or fp32", node)),
+        }
+    }
+
+    fn show(&self, value: &Dtype) -> String {
+        value.name().to_owned()
+    }
+}
+
+struct LayoutWord;
+
+impl Codec<Layout> for LayoutWord {
+    fn read(&self, node: &Node) -> Result<Layout, String> {
+        match plain(node) {
+            Some("packed") => Ok(Layout::Packed),
+            Some("padded") => Ok(Layout::Padded),
+            Some(_) | None => Err(expected("packed or padded", node)),
+        }
+    }
+
+    fn show(&self, value: &Layout) -> String {
+        value.name().to_owned()
+    }
+}
+
+/// `auto`, or a list of buckets; as one text, `1x32,8x128`, where a list cannot be written.
+struct BucketList;
+
+impl Codec<Option<Vec<AskedBucket>>> for BucketList {
+    fn read(&self, node: &Node) -> Result<Option<Vec<AskedBucket>>, String> {
+        let texts: Vec<&str> = match &node.value {
+            Value::List(items) => items.iter().map(|item| plain(item).unwrap_or_default()).collect(),
+            Value::Scalar { .. } | Value::Map(_) => match plain(node) {
+                Some("auto") => return Ok(None),
+                Some(text) => text.trim_matches(['[', ']']).split(',').map(str::trim).collect(),
+                None => Vec::new(),
+            },
+        };
+        if texts.is_empty() || texts == [""] {
+            return Err(expected("auto or a list of buckets such as [1x32, 8x128]", node));
+        }
+        texts.into_iter().map(str::parse).collect::<Result<_, _>>().map(Some)
+    }
+
+    fn show(&self, value: &Option<Vec<AskedBucket>>) -> String {
+        let show = |bucket: &AskedBucket| match bucket.sequences {
+            Some(sequences) => format!("{}x{}:{sequences}", bucket.rows, bucket.length),
+            None => format!("{}x{}", bucket.rows, bucket.length),
+        };
+        match value {
+            None => "auto".to_owned(),
+            Some(buckets) => format!("[{}]", buckets.iter().map(show).collect::<Vec<_>>().join(", ")),
+        }
     }
 }
 

@@ -37,7 +37,6 @@ pub struct Driver {
 }
 
 /// What connects a driver to the other threads.
-#[derive(Debug)]
 pub struct Ports {
     /// One ring per worker.
     pub inboxes: Vec<Receiver<Box<Piece>>>,
@@ -47,6 +46,15 @@ pub struct Ports {
     pub load: Arc<AtomicU64>,
     pub ready: Arc<AtomicBool>,
     pub counters: Arc<DeviceCounters>,
+    /// Called once, when the device is given up.
+    pub on_death: Option<Box<dyn FnOnce() + Send>>,
+}
+
+impl std::fmt::Debug for Ports {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Ports { inboxes, load, ready, .. } = self;
+        formatter.debug_struct("Ports").field("inboxes", inboxes).field("load", load).field("ready", ready).finish()
+    }
 }
 
 impl Ports {
@@ -298,6 +306,9 @@ impl Driver {
     /// Answers everything that is here and everything that will come.
     fn die(&mut self, fault: Fault) {
         self.ports.ready.store(false, Ordering::Relaxed);
+        if let Some(on_death) = self.ports.on_death.take() {
+            on_death();
+        }
         self.ports.counters.count_fault(fault);
         for lane in &mut self.lanes {
             lane.busy = false;
@@ -322,4 +333,58 @@ enum Started {
     Yes,
     Later(u64),
     Nothing,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+    use crate::device::sim::tests::model;
+    use crate::device::sim::{Options, Sim};
+    use crate::model::Task;
+    use crate::ring::{Doorbell, ring};
+
+    #[test]
+    fn a_device_that_dies_says_so_once_and_answers_everything() {
+        let key = ModelKey { index: 0, generation: 0 };
+        let mut sim = Sim::new(Options { script: vec![(0, Fault::Dead)], ..Options::default() });
+        let offer = sim.load(key, &model(Task::Embedding, 64)).unwrap();
+        let bell = Arc::new(Doorbell::new(Box::new(|| ())));
+        let (mut sender, inbox) = ring(4, &bell);
+        let (home, mut arrived) = ring(4, &bell);
+        let deaths = Arc::new(AtomicUsize::new(0));
+        let died = Arc::clone(&deaths);
+        let ports = Ports {
+            inboxes: vec![inbox],
+            home,
+            generations: Generations::new(1),
+            load: Arc::default(),
+            ready: Arc::new(AtomicBool::new(true)),
+            counters: Arc::default(),
+            on_death: Some(Box::new(move || {
+                died.fetch_add(1, Ordering::Relaxed);
+            })),
+        };
+        let bounds = Bounds {
+            sequences_max: None,
+            tokens_max: None,
+            linger_ns: 0,
+            age_ns_max: 1_000_000,
+            pieces_max: 4,
+            piece_sequences_max: 2,
+            models_max: 1,
+        };
+        let mut driver = Driver::new(Box::new(sim), vec![(key, offer)], bounds, ports);
+        for _ in 0..3 {
+            let (ids, types) = (vec![5, 6, 7], vec![0; 3]);
+            sender.push(Box::new(Piece { model: key, ids, types, ends: vec![3], ..Piece::default() }));
+            for _ in 0..4 {
+                driver.step(1);
+            }
+            let Some(ToReactor::Piece(piece)) = arrived.pop() else { panic!("the piece does not come home") };
+            assert_eq!(piece.fault, Some(Fault::Dead));
+        }
+        assert_eq!((deaths.load(Ordering::Relaxed), driver.held()), (1, 0));
+    }
 }

@@ -4,14 +4,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Error;
+use super::{Error, gpu};
 use crate::config::{DeviceName, Devices, ModelSettings, Settings};
 use crate::device::cpu::Cpu;
 use crate::device::sim::Sim;
 use crate::device::{Device, Fault, Lane, LoadError, Offer, Pieces, Placement, Plan};
 use crate::job::{ModelKey, Piece};
 use crate::model::fetch::{self, Wanted};
-use crate::model::{Model, Source, Task, folder};
+use crate::model::manifest::{self, LENGTH_OF_THE_PROFILES};
+use crate::model::{Model, Source, Task, convert, folder};
 use crate::ring::Doorbell;
 use crate::tokenize::{Cut, EncodeScratch, Tokenizer};
 
@@ -85,14 +86,16 @@ impl std::fmt::Debug for LoadedDevice {
 }
 
 /// The devices that the settings name, on this machine.
-fn device_names(settings: &Settings) -> Result<Vec<DeviceName>, Error> {
+fn device_names(settings: &Settings) -> Vec<DeviceName> {
     match &settings.devices {
-        Devices::Auto => Ok(vec![DeviceName::Cpu]),
-        Devices::List(names) => match names.iter().find(|name| matches!(name, DeviceName::Cuda(_))) {
-            Some(DeviceName::Cuda(index)) => Err(Error(format!(
-                "devices: cuda:{index} needs a binary built with TensorRT; this one serves on `cpu`"
-            ))),
-            Some(DeviceName::Cpu | DeviceName::Sim) | None => Ok(names.clone()),
+        Devices::List(names) => names.clone(),
+        Devices::Auto => match gpu::all() {
+            Ok(names) if !names.is_empty() => names,
+            Ok(_) => vec![DeviceName::Cpu],
+            Err(reason) => {
+                eprintln!("warning: no GPU is used, the CPU serves: {reason}");
+                vec![DeviceName::Cpu]
+            }
         },
     }
 }
@@ -103,10 +106,9 @@ pub fn load(settings: &Settings, bell: &mut dyn FnMut() -> Arc<Doorbell>) -> Res
     if settings.models.is_empty() {
         return Err(Error("the configuration names no model; `reactrt demo` brings one".into()));
     }
-    let mut loader = Loader { settings, bell, devices: Vec::new(), folders: Vec::new(), onnx: None };
-    for name in device_names(settings)? {
-        loader.folders.push(loader.devices.len());
-        loader.open(name);
+    let mut loader = Loader { settings, bell, devices: Vec::new(), places: Vec::new(), onnx: None };
+    for name in device_names(settings) {
+        loader.open(name)?;
     }
     let (mut models, mut problems) = (Vec::new(), Vec::new());
     for (index, entry) in settings.models.iter().enumerate() {
@@ -118,41 +120,69 @@ pub fn load(settings: &Settings, bell: &mut dyn FnMut() -> Arc<Doorbell>) -> Res
     if problems.is_empty() { Ok(Loaded { models, devices: loader.devices }) } else { Err(Error(problems.join("\n"))) }
 }
 
+/// What a device takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Runs {
+    Folders,
+    Engines,
+}
+
 /// Devices in the making.
 struct Loader<'a> {
     settings: &'a Settings,
     bell: &'a mut dyn FnMut() -> Arc<Doorbell>,
     devices: Vec<LoadedDevice>,
-    /// Those that run model folders, and the one that runs ONNX files once there is such a model.
-    folders: Vec<usize>,
+    /// What each of the configured ones runs.
+    places: Vec<(usize, Runs)>,
+    /// The one that runs ONNX files on the CPU, once there is such a model.
     onnx: Option<usize>,
 }
 
 impl Loader<'_> {
-    fn open(&mut self, name: DeviceName) {
+    fn open(&mut self, name: DeviceName) -> Result<(), Error> {
         let bell = (self.bell)();
-        let device: Box<dyn Device> = match name {
-            DeviceName::Cpu => Box::new(Cpu::new(&self.settings.cpu, Arc::new(move || bell.ring()))),
-            DeviceName::Sim => Box::new(Sim::new((&self.settings.sim).into())),
-            DeviceName::Cuda(_) => unreachable!("refused by device_names"),
+        let notify = Arc::new(move || bell.ring());
+        let (device, runs): (Box<dyn Device>, Runs) = match name {
+            DeviceName::Cpu => (Box::new(Cpu::new(&self.settings.cpu, notify)), Runs::Folders),
+            DeviceName::Sim => (Box::new(Sim::new((&self.settings.sim).into())), Runs::Folders),
+            DeviceName::Cuda(index) => (gpu::open(index, self.settings, notify)?, Runs::Engines),
         };
+        self.places.push((self.devices.len(), runs));
         self.devices.push(LoadedDevice { device, offers: Vec::new() });
+        Ok(())
+    }
+
+    /// Each device that can run the model, and the model as that device takes it: an engine for GPUs, made if need be.
+    fn homes(&mut self, entry: &ModelSettings, model: &Arc<Model>) -> Result<Vec<(usize, Arc<Model>)>, Error> {
+        let of = |runs| self.places.iter().filter(move |(_, known)| *known == runs).map(|(index, _)| *index);
+        let engines: Vec<usize> = of(Runs::Engines).collect();
+        let mut homes: Vec<(usize, Arc<Model>)> = match &model.source {
+            Source::Folder(_) => of(Runs::Folders).map(|index| (index, Arc::clone(model))).collect(),
+            Source::Onnx(_) if engines.is_empty() => vec![(self.onnx_device()?, Arc::clone(model))],
+            Source::Engine(path) if engines.is_empty() => return Err(Error(unsupported(path))),
+            Source::Onnx(_) | Source::Engine(_) => Vec::new(),
+        };
+        if !engines.is_empty() {
+            let engine = Arc::new(gpu::engine(self.settings, entry, model)?);
+            homes.extend(engines.into_iter().map(|index| (index, Arc::clone(&engine))));
+        }
+        Ok(homes)
     }
 
     fn load(&mut self, index: usize, entry: &ModelSettings) -> Result<LoadedModel, Error> {
-        let model = Arc::new(load_model(entry)?);
+        let (model, vocabulary) = load_model_with_vocabulary(entry)?;
+        let mut model = Arc::new(model);
         let words = |error: LoadError| Error(error.0);
         let tokenizer = Tokenizer::load(&model.tokenizer).map_err(words)?;
         let key = ModelKey { index: index as u32, generation: 0 };
-        let devices = match &model.source {
-            Source::Folder(_) => self.folders.clone(),
-            Source::Onnx(_) => vec![self.onnx_device()?],
-            Source::Engine(path) => return Err(Error(unsupported(path))),
-        };
+        let homes = self.homes(entry, &model)?;
         let mut width = 0;
-        for device in &devices {
+        for (device, taken) in &homes {
             let device = &mut self.devices[*device];
-            let offer = device.device.load(key, &model).map_err(words)?;
+            let offer = device.device.load(key, taken).map_err(words)?;
+            if model.max_length == LENGTH_OF_THE_PROFILES {
+                model = Arc::new(Model { max_length: offer.length_max() as usize, ..(*model).clone() });
+            }
             check_offer(&model, &offer)?;
             width = offer.width;
             // The simulated device has nothing to warm, and its faults go by number of submission.
@@ -167,7 +197,9 @@ impl Loader<'_> {
             let length = model.max_length;
             return Err(Error(format!("max_length {length} leaves no room for text beside {specials} special tokens")));
         }
-        let vocabulary = vocabulary(&model, &tokenizer);
+        let rows = model.geometry.as_ref().map(|geometry| geometry.vocabulary).or(vocabulary);
+        let vocabulary = usable_ids(&model, &tokenizer, rows);
+        let devices = homes.iter().map(|(device, _)| *device).collect();
         Ok(LoadedModel { key, model, tokenizer, width, vocabulary, devices })
     }
 
@@ -186,24 +218,42 @@ impl Loader<'_> {
 
     #[cfg(not(feature = "onnxruntime"))]
     fn onnx_device(&mut self) -> Result<usize, Error> {
-        unreachable!("load_model refuses ONNX files, so there is never one in {:?}", self.onnx)
+        match self.onnx {
+            Some(index) => Ok(index),
+            None => Err(Error(
+                "an ONNX file runs on a GPU here, and no GPU is among the devices; a binary built with `--features \
+                 onnxruntime` runs it on the CPU"
+                    .into(),
+            )),
+        }
     }
 }
 
 /// What the configuration's entry and the model's own files say together.
 pub fn load_model(entry: &ModelSettings) -> Result<Model, Error> {
+    load_model_with_vocabulary(entry).map(|(model, _)| model)
+}
+
+/// The same, with the rows of the table of tokens where an engine's manifest says them.
+fn load_model_with_vocabulary(entry: &ModelSettings) -> Result<(Model, Option<usize>), Error> {
     let found = |text: &str, wanted| fetch::resolve(text, wanted).map_err(|error| Error(error.to_string()));
     let path = found(&entry.model_path, Wanted::Model)?;
     let tokenizer = entry.tokenizer_path.as_deref().map(|text| found(text, Wanted::Tokenizer)).transpose()?;
     let words = |error: LoadError| Error(error.0);
     if path.is_dir() {
-        return folder::read(&path, tokenizer.as_deref(), entry).map_err(words);
+        return folder::read(&path, tokenizer.as_deref(), entry).map(|model| (model, None)).map_err(words);
     }
-    #[cfg(feature = "onnxruntime")]
-    if path.extension().is_some_and(|extension| extension == "onnx") {
-        return crate::model::convert::read(&path, tokenizer.as_deref(), entry).map_err(words);
+    let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+    match extension {
+        "onnx" if cfg!(any(feature = "onnxruntime", feature = "gpu")) => {
+            convert::read(&path, tokenizer.as_deref(), entry).map(|model| (model, None)).map_err(words)
+        }
+        "engine" | "plan" | "trt" if cfg!(feature = "gpu") => {
+            let (model, manifest) = manifest::read_engine(&path, tokenizer.as_deref(), entry).map_err(words)?;
+            Ok((model, manifest.and_then(|manifest| manifest.model?.vocabulary)))
+        }
+        _ => Err(Error(unsupported(&path))),
     }
-    Err(Error(unsupported(&path)))
 }
 
 fn unsupported(path: &Path) -> String {
@@ -211,11 +261,13 @@ fn unsupported(path: &Path) -> String {
     let path: PathBuf = path.to_owned();
     match extension {
         "onnx" => format!(
-            "{} is an ONNX file: the CPU device runs model folders; a binary built with `--features onnxruntime` runs ONNX",
+            "{} is an ONNX file: the CPU device runs model folders; a binary built with `--features onnxruntime` runs ONNX \
+             on the CPU, one with `--features tensorrt` or `tensorrt-rtx` on a GPU",
             path.display()
         ),
         "engine" | "plan" | "trt" => format!(
-            "{} is a TensorRT engine, which runs on a GPU only; the CPU device runs model folders",
+            "{} is a TensorRT engine, which runs on a GPU only, by a binary built with TensorRT; the CPU device runs model \
+             folders",
             path.display()
         ),
         _ => format!("{} is neither a model folder nor a file of a known kind", path.display()),
@@ -233,17 +285,17 @@ fn check_offer(model: &Model, offer: &Offer) -> Result<(), Error> {
     Ok(())
 }
 
-/// Ids that may be sent are below this.
-fn vocabulary(model: &Model, tokenizer: &Tokenizer) -> u32 {
+/// Ids that may be sent are below this. `rows`: of the table of tokens, where that is known.
+fn usable_ids(model: &Model, tokenizer: &Tokenizer, rows: Option<usize>) -> u32 {
     let made = tokenizer.vocabulary();
-    let Some(geometry) = &model.geometry else { return made };
-    if made as usize > geometry.vocabulary {
+    let Some(rows) = rows else { return made };
+    if made as usize > rows {
         eprintln!(
             "warning: {} has {made} tokens, but model `{}` has rows for {}; a text that needs another is refused",
             model.tokenizer.display(),
             model.name,
-            geometry.vocabulary
+            rows
         );
     }
-    geometry.vocabulary as u32
+    rows as u32
 }

@@ -16,6 +16,10 @@ pub struct GpuCounters {
     /// Buckets, on some lane, that the library refused to capture.
     pub capture_failures: AtomicU64,
     pub lane_rebuilds: AtomicU64,
+    /// Written by whoever watches the GPU; total 0 until it has looked.
+    pub memory_used_bytes: AtomicU64,
+    pub memory_total_bytes: AtomicU64,
+    pub utilization_percent: AtomicU64,
 }
 
 /// Runs of one bucket of one model.
@@ -38,6 +42,11 @@ impl GpuCounters {
         slot
     }
 
+    pub fn each_slot(&self, look: &mut dyn FnMut(&SlotCounters)) {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner).iter().for_each(|slot| look(slot));
+    }
+
+    #[cfg(test)]
     pub fn slots(&self) -> Vec<Arc<SlotCounters>> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
