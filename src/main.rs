@@ -14,7 +14,7 @@ use clap::{ArgMatches, Args, Parser, Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use reactrt::config::{self, Key, ModelSettings, Overrides, Settings, TABLE};
-use reactrt::device::{Bucket, Layout};
+use reactrt::device::Layout;
 use reactrt::model::Task;
 use reactrt::model::build;
 use reactrt::model::build::shapes::{AskedBucket, AskedRanges, AskedShapes};
@@ -22,6 +22,7 @@ use reactrt::model::convert::{self, Dtype};
 use reactrt::model::engine::Target;
 use reactrt::model::fetch::{self, Origin, Wanted};
 use reactrt::model::manifest::Manifest;
+use reactrt::model::{folder, inspect};
 use reactrt::{demo, serve};
 
 /// A low-latency HTTP server for embedding, reranker and NLI models.
@@ -52,6 +53,9 @@ enum Command {
     /// Build an engine from a model folder or an ONNX file
     #[command(after_help = BUILD_EXAMPLE)]
     Build(Box<Build>),
+    /// Say what an engine, an ONNX file or a model folder is, and whether it runs here
+    #[command(after_help = "Example: reactrt inspect minilm.engine")]
+    Inspect(Inspect),
     /// Say what a configuration file would serve, or everything that is wrong with it
     #[command(after_help = "Example: reactrt check configs/config.yaml")]
     Check(Check),
@@ -203,6 +207,16 @@ struct Conversion {
     keep_onnx: Option<PathBuf>,
 }
 
+#[derive(Args)]
+struct Inspect {
+    /// An engine, an ONNX file or a model folder
+    #[arg(value_name = "FILE|FOLDER")]
+    path: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum TaskWord {
     Embedding,
@@ -303,6 +317,7 @@ fn main() -> ExitCode {
         Command::Demo(arguments) => run_demo(arguments),
         Command::Convert(arguments) => run_convert(&arguments),
         Command::Build(arguments) => run_build(&arguments),
+        Command::Inspect(arguments) => run_inspect(&arguments),
         Command::Check(arguments) => run_check(arguments),
     };
     let (message, code) = match outcome {
@@ -361,7 +376,7 @@ fn run_convert(arguments: &Convert) -> Result<(), Failure> {
     };
     let task = match arguments.task {
         Some(task) => task.into(),
-        None => task_of(&folder)?,
+        None => folder::task(&folder).map_err(failed)?,
     };
     let mut options = convert::Options::new(task, folder, arguments.output.clone());
     options.tokenizer = tokenizer;
@@ -432,7 +447,7 @@ fn build_origin(arguments: &Build) -> Result<build::Origin, Failure> {
     let folder = fetch::resolve(model, Wanted::Model).map_err(failed)?;
     let task = match asked.task {
         Some(task) => task.into(),
-        None => task_of(&folder)?,
+        None => folder::task(&folder).map_err(failed)?,
     };
     Ok(build::Origin::Folder {
         folder,
@@ -495,8 +510,7 @@ fn built(report: &build::Report) -> String {
     let Manifest { library, version, capability, .. } = manifest;
     lines.push(format!("{kind}for compute capability {capability}, by {library} {version}"));
     if !manifest.buckets.is_empty() {
-        let words = |bucket: &Bucket| format!("{}x{}:{}", bucket.rows, bucket.length, bucket.sequences_max);
-        lines.push(format!("buckets {}", manifest.buckets.iter().map(words).collect::<Vec<_>>().join(", ")));
+        lines.push(format!("buckets {}", inspect::bucket_words(&manifest.buckets)));
     }
     lines.push(format!("{:.1} s", report.elapsed.as_secs_f64()));
     lines.join("\n") + "\n"
@@ -515,21 +529,11 @@ fn step(progress: convert::Progress) -> fetch::Progress {
     }
 }
 
-/// The task that config.json speaks of: a sequence classifier of one logit is a reranker, of more an NLI model, and
-/// everything else an embedding model.
-fn task_of(folder: &Path) -> Result<Task, Failure> {
-    let file = folder.join("config.json");
-    let refuse = |reason: String| failed(format!("{}: {reason}; give --task", file.display()));
-    let text = std::fs::read(&file).map_err(|error| refuse(error.to_string()))?;
-    let config: serde_json::Value = serde_json::from_slice(&text).map_err(|error| refuse(error.to_string()))?;
-    let architecture = config["architectures"][0].as_str().unwrap_or_default();
-    if !architecture.ends_with("ForSequenceClassification") {
-        return Ok(Task::Embedding);
-    }
-    // Where neither is written, two classes are meant.
-    let labels = config["id2label"].as_object().map(|labels| labels.len() as u64);
-    let classes = labels.or(config["num_labels"].as_u64()).unwrap_or(2);
-    Ok(if classes == 1 { Task::Reranking } else { Task::Nli })
+fn run_inspect(arguments: &Inspect) -> Result<(), Failure> {
+    let report = inspect::inspect(&arguments.path).map_err(failed)?;
+    let text = if arguments.json { report.json() } else { report.text() };
+    print!("{text}");
+    Ok(())
 }
 
 fn run_check(arguments: Check) -> Result<(), Failure> {

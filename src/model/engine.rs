@@ -166,6 +166,37 @@ pub struct Description {
     pub context_bytes: Vec<u64>,
 }
 
+/// No plan is as small; what is was cut short or is something else.
+const PLAN_BYTES_MIN: usize = 64;
+
+/// Refuses what people confuse with a serialized engine. Whether it is a good one, the library knows.
+pub fn looks_like_a_plan(bytes: &[u8]) -> Result<(), String> {
+    if bytes.is_empty() {
+        return Err("the file is empty; it is no engine".into());
+    }
+    if bytes.len() < PLAN_BYTES_MIN {
+        return Err(format!("{} bytes are too few for an engine; was it copied completely?", bytes.len()));
+    }
+    let head = &bytes[..PLAN_BYTES_MIN];
+    let kind = match head {
+        // The first field of an ONNX file is its version, a small number.
+        [0x08, 1..=20, ..] => Some("an ONNX file; `reactrt build --onnx` makes an engine of it"),
+        [b'P', b'K', 3, 4, ..] => Some("a zip archive"),
+        [0x7F, b'E', b'L', b'F', ..] => Some("a program or a library"),
+        [0x1F, 0x8B, ..] => Some("a gzip archive"),
+        _ if head.starts_with(b"version https://git-lfs") => {
+            Some("a pointer of git-lfs; `git lfs pull` fetches what it stands for")
+        }
+        _ if head.iter().all(|&byte| byte == 0) => Some("nothing but zeros"),
+        _ if head.iter().all(|&byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace()) => Some("a text"),
+        _ => None,
+    };
+    match kind {
+        Some(kind) => Err(format!("it is no engine but {kind}")),
+        None => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -194,5 +225,25 @@ mod tests {
         assert_eq!(ShapeRange::fixed(&[8, 256]).to_string(), "8x256");
         let range = ShapeRange { min: vec![1, 1], opt: vec![8, 64], max: vec![32, -1] };
         assert_eq!(range.to_string(), "1x1 to 32x?, best at 8x64");
+    }
+
+    #[test]
+    fn what_is_plainly_no_plan_is_refused_in_words() {
+        let padded = |head: &[u8]| [head, &[0xFE; 100]].concat();
+        let cases: [(&[u8], &str); 8] = [
+            (b"", "empty"),
+            (b"ptrt", "4 bytes are too few"),
+            (&padded(&[8, 9, 18, 7]), "ONNX"),
+            (&padded(b"PK\x03\x04"), "zip"),
+            (&padded(b"\x7FELF"), "library"),
+            (b"version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 1234567\n", "git lfs pull"),
+            (&[0; 4096], "zeros"),
+            (&[b'a'; 100], "a text"),
+        ];
+        for (bytes, words) in cases {
+            let error = looks_like_a_plan(bytes).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
+        assert_eq!(looks_like_a_plan(&padded(b"ptrt")), Ok(()));
     }
 }

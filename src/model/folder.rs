@@ -58,6 +58,23 @@ pub fn read(folder: &Path, tokenizer: Option<&Path>, settings: &ModelSettings) -
     })
 }
 
+/// The task that config.json speaks of: a sequence classifier of one logit is a reranker, of more an NLI model, and
+/// everything else an embedding model.
+pub fn task(folder: &Path) -> Result<Task, LoadError> {
+    let file = folder.join("config.json");
+    let refuse = |reason: String| at(&file, format!("{reason}; give --task"));
+    let text = std::fs::read(&file).map_err(|error| refuse(error.to_string()))?;
+    let config: Value = serde_json::from_slice(&text).map_err(|error| refuse(error.to_string()))?;
+    let architecture = config["architectures"][0].as_str().unwrap_or_default();
+    if !architecture.ends_with("ForSequenceClassification") {
+        return Ok(Task::Embedding);
+    }
+    // Where neither is written, two classes are meant.
+    let labels = config["id2label"].as_object().map(|labels| labels.len() as u64);
+    let classes = labels.or(config["num_labels"].as_u64()).unwrap_or(2);
+    Ok(if classes == 1 { Task::Reranking } else { Task::Nli })
+}
+
 fn at(path: &Path, words: impl std::fmt::Display) -> LoadError {
     LoadError(format!("{}: {words}", path.display()))
 }

@@ -189,23 +189,40 @@ impl Manifest {
         let tokenizer = self.tokenizer.as_ref().map(|file| json!({"file": file.file, "sha256": file.digest}));
         let bucket =
             |bucket: &Bucket| json!({"rows": bucket.rows, "length": bucket.length, "sequences": bucket.sequences_max});
-        let value = json!({
-            "format": FORMAT,
-            "plan": {"sha256": self.digest, "bytes": self.bytes},
-            "library": {
-                "name": self.library, "version": self.version, "version_compatible": self.version_compatible
-            },
-            "compute_capability": self.capability.to_string(),
-            "layout": self.layout.map(Layout::name),
-            "dtype": self.dtype.map(Dtype::name),
-            "buckets": self.buckets.iter().map(bucket).collect::<Vec<_>>(),
-            "inputs": self.inputs.iter().map(tensor).collect::<Vec<_>>(),
-            "outputs": self.outputs.iter().map(tensor).collect::<Vec<_>>(),
-            "tokenizer": tokenizer,
-            "model": self.model.as_ref().map(facts),
-        });
-        format!("{value:#}\n")
+        let entries = [
+            ("format", json!(FORMAT)),
+            ("plan", json!({"sha256": self.digest, "bytes": self.bytes})),
+            (
+                "library",
+                json!({"name": self.library, "version": self.version, "version_compatible": self.version_compatible}),
+            ),
+            ("compute_capability", json!(self.capability.to_string())),
+            ("layout", json!(self.layout.map(Layout::name))),
+            ("dtype", json!(self.dtype.map(Dtype::name))),
+            ("buckets", self.buckets.iter().map(bucket).collect()),
+            ("inputs", self.inputs.iter().map(tensor).collect()),
+            ("outputs", self.outputs.iter().map(tensor).collect()),
+            ("tokenizer", json!(tokenizer)),
+            ("model", json!(self.model.as_ref().map(facts))),
+        ];
+        let lines: Vec<String> =
+            entries.iter().map(|(key, value)| format!("  \"{key}\": {}", in_lines(value))).collect();
+        format!("{{\n{}\n}}\n", lines.join(",\n"))
     }
+}
+
+/// One line for each entry of a list or an object: a manifest is read by people too.
+fn in_lines(value: &Value) -> String {
+    let (brackets, entries): ([char; 2], Vec<String>) = match value {
+        Value::Array(values) if !values.is_empty() => (['[', ']'], values.iter().map(Value::to_string).collect()),
+        Value::Object(values) => {
+            (['{', '}'], values.iter().map(|(key, value)| format!("\"{key}\": {value}")).collect())
+        }
+        Value::Array(_) | Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {
+            return value.to_string();
+        }
+    };
+    format!("{}\n    {}\n  {}", brackets[0], entries.join(",\n    "), brackets[1])
 }
 
 const COPY_AGAIN: &str = "it was damaged or exchanged: copy both again, or build anew";
@@ -218,7 +235,8 @@ fn numbers(version: &str) -> Vec<u32> {
     version.split('.').map_while(|part| part.parse().ok()).collect()
 }
 
-fn tensor(tensor: &Tensor) -> Value {
+/// As a manifest and `inspect --json` have it.
+pub(super) fn tensor(tensor: &Tensor) -> Value {
     let range = |range: &ShapeRange| json!({"min": range.min, "opt": range.opt, "max": range.max});
     json!({
         "name": tensor.name,

@@ -5,6 +5,7 @@ pub mod convert;
 pub mod engine;
 pub mod fetch;
 pub mod folder;
+pub mod inspect;
 pub mod manifest;
 pub mod onnx;
 #[cfg(test)]

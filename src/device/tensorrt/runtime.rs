@@ -16,16 +16,13 @@ use super::context::{Context, KernelCache};
 use super::logger::Mark;
 use super::{Library, Owned, element, shape};
 use crate::device::LoadError;
-use crate::model::engine::{Description, ShapeRange, Tensor};
+use crate::model::engine::{self, Description, ShapeRange, Tensor};
 
 /// More inputs and outputs than any encoder has; a plan that claims more is not read on.
 const TENSORS_MAX: i32 = 64;
 
 /// More profiles than a library allows to be useful.
 const PROFILES_MAX: i32 = 256;
-
-/// No plan is as small; what is was cut short or is something else.
-const PLAN_BYTES_MIN: usize = 64;
 
 /// Loads engines. Clones are the same one.
 #[derive(Clone, Debug)]
@@ -57,7 +54,7 @@ impl Runtime {
     ///
     /// Errors say what is wrong with the plan: empty, something else, of another version, for another GPU.
     pub fn engine(&self, plan: &[u8], name: &str) -> Result<Engine, LoadError> {
-        looks_like_a_plan(plan).map_err(|words| LoadError(format!("{name}: {words}")))?;
+        engine::looks_like_a_plan(plan).map_err(|words| LoadError(format!("{name}: {words}")))?;
         let library = &self.inner.library;
         let mut runtime = self.inner.runtime.lock().unwrap_or_else(PoisonError::into_inner);
         #[cfg(feature = "tensorrt-rtx")]
@@ -135,34 +132,6 @@ impl Engine {
 
     pub(super) fn refused(&self, what: &str, mark: Mark) -> LoadError {
         LoadError(format!("{}: {}", self.inner.name, self.library().refused(what, mark)))
-    }
-}
-
-/// Refuses what people confuse with a plan. Whether it is a good one, the library knows.
-fn looks_like_a_plan(bytes: &[u8]) -> Result<(), String> {
-    if bytes.is_empty() {
-        return Err("the file is empty; it is no engine".into());
-    }
-    if bytes.len() < PLAN_BYTES_MIN {
-        return Err(format!("{} bytes are too few for an engine; was it copied completely?", bytes.len()));
-    }
-    let head = &bytes[..PLAN_BYTES_MIN];
-    let kind = match head {
-        // The first field of an ONNX file is its version, a small number.
-        [0x08, 1..=20, ..] => Some("an ONNX file; `reactrt build --onnx` makes an engine of it"),
-        [b'P', b'K', 3, 4, ..] => Some("a zip archive"),
-        [0x7F, b'E', b'L', b'F', ..] => Some("a program or a library"),
-        [0x1F, 0x8B, ..] => Some("a gzip archive"),
-        _ if head.starts_with(b"version https://git-lfs") => {
-            Some("a pointer of git-lfs; `git lfs pull` fetches what it stands for")
-        }
-        _ if head.iter().all(|&byte| byte == 0) => Some("nothing but zeros"),
-        _ if head.iter().all(|&byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace()) => Some("a text"),
-        _ => None,
-    };
-    match kind {
-        Some(kind) => Err(format!("it is no engine but {kind}")),
-        None => Ok(()),
     }
 }
 
@@ -269,29 +238,4 @@ fn describe_tensor(
         }
     }
     Ok((tensor, mode))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::looks_like_a_plan;
-
-    #[test]
-    fn what_is_plainly_no_plan_is_refused_in_words() {
-        let padded = |head: &[u8]| [head, &[0xFE; 100]].concat();
-        let cases: [(&[u8], &str); 8] = [
-            (b"", "empty"),
-            (b"ptrt", "4 bytes are too few"),
-            (&padded(&[8, 9, 18, 7]), "ONNX"),
-            (&padded(b"PK\x03\x04"), "zip"),
-            (&padded(b"\x7FELF"), "library"),
-            (b"version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 1234567\n", "git lfs pull"),
-            (&[0; 4096], "zeros"),
-            (&[b'a'; 100], "a text"),
-        ];
-        for (bytes, words) in cases {
-            let error = looks_like_a_plan(bytes).unwrap_err();
-            assert!(error.contains(words), "{error}");
-        }
-        assert_eq!(looks_like_a_plan(&padded(b"ptrt")), Ok(()));
-    }
 }
