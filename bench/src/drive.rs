@@ -110,6 +110,10 @@ pub struct Progress {
 /// What the system refuses: threads, descriptors, a core to run on.
 pub fn run(orders: &Orders<'_>, start: Instant, progress: &Progress) -> Result<Measured, String> {
     let threads = orders.threads.min(orders.connections).max(1);
+    let known = core_affinity::get_core_ids().unwrap_or_default();
+    if let Some(core) = orders.cores.iter().find(|&&core| known.iter().all(|known| known.id != core)) {
+        return Err(format!("--pin {core}: there is no such core for this process"));
+    }
     let mut drivers = Vec::new();
     for thread in 0..threads {
         drivers
@@ -124,7 +128,7 @@ pub fn run(orders: &Orders<'_>, start: Instant, progress: &Progress) -> Result<M
                 if let Some(core) = core
                     && !core_affinity::set_for_current(core_affinity::CoreId { id: core })
                 {
-                    return Err(format!("--pin {core}: this machine has no such core for us"));
+                    return Err(format!("--pin {core}: the system refuses this core"));
                 }
                 driver.run().map_err(|error| format!("waiting for sockets: {error}"))
             };

@@ -57,7 +57,7 @@ fn bracket(first_rate: f64, passes: &mut dyn FnMut(f64) -> Result<bool, String>)
         }
         rate = match (low, high) {
             (Some(low), Some(high)) if high / low <= NEAR => break,
-            (Some(low), Some(high)) => f64::sqrt(low * high),
+            (Some(low), Some(high)) => readable(f64::sqrt(low * high)),
             (Some(low), None) => low * 2.0,
             (None, Some(high)) => high / 2.0,
             (None, None) => break,
@@ -67,6 +67,12 @@ fn bracket(first_rate: f64, passes: &mut dyn FnMut(f64) -> Result<bool, String>)
         }
     }
     Ok(low)
+}
+
+/// With three digits, which is nearer than the bracket can be.
+fn readable(rate: f64) -> f64 {
+    let unit = 10f64.powf(rate.log10().floor() - 2.0);
+    (rate / unit).round() * unit
 }
 
 #[cfg(test)]
@@ -85,6 +91,7 @@ mod tests {
             assert!(found <= limit && found * NEAR >= limit, "{found} for {limit}");
             assert!(runs <= RUNS_MAX, "{runs}");
         }
+        assert_eq!((readable(1234.5).round(), readable(99.97).round()), (1230.0, 100.0));
         assert_eq!(bracket(100.0, &mut |_| Ok(false)), Ok(None));
         assert_eq!(bracket(100.0, &mut |_| Err("gone".to_owned())), Err("gone".to_owned()));
     }
