@@ -43,9 +43,13 @@ impl<'a> Scanner<'a> {
     /// Takes this byte if it comes next.
     #[inline(always)]
     pub fn take(&mut self, wanted: u8) -> bool {
-        let found = self.peek() == wanted;
-        self.at += usize::from(found);
-        found
+        // A branch and not `self.at += usize::from(found)`: optimised, rustc 1.95 drops that addition where the result is
+        // branched on as well (rust-lang/rust#158206).
+        if self.peek() == wanted {
+            self.at += 1;
+            return true;
+        }
+        false
     }
 
     pub fn expect(&mut self, wanted: u8) -> Result<(), Fault> {
