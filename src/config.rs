@@ -12,7 +12,7 @@ mod check;
 mod models;
 mod read;
 mod table;
-mod tree;
+pub mod tree;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,6 +26,7 @@ use crate::model::{Pooling, Task};
 use read::{Origin, Reader};
 
 pub use check::{Memory, WIDTH_ASSUMED};
+pub use read::did_you_mean;
 pub use table::{Key, TABLE, reference};
 
 /// One thing that is wrong with a configuration, and where: `configs/config.yaml:14`, `REACTRT_SERVER_PORT`, `--port`.

@@ -195,7 +195,7 @@ fn unknown_in_section(section: &str, word: &str) -> String {
 }
 
 /// `; did you mean "x"?`, or if nothing is near, what there is.
-pub(super) fn did_you_mean(word: &str, known: impl Iterator<Item = String>) -> String {
+pub fn did_you_mean(word: &str, known: impl Iterator<Item = String>) -> String {
     let mut known: Vec<String> = known.collect();
     known.dedup();
     let near = known.iter().map(|name| (strsim::damerau_levenshtein(word, name), name)).min();

@@ -11,14 +11,14 @@ use granit_parser::{Event, Parser, ScalarStyle, Span};
 const NODES_MAX: usize = 100_000;
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Node {
+pub struct Node {
     /// Counted from 1; for a scalar after a key, the key's line.
-    pub(super) line: usize,
-    pub(super) value: Value,
+    pub line: usize,
+    pub value: Value,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Value {
+pub enum Value {
     /// `plain` is true exactly when the scalar stands without quotes, so that it may be a number, a switch or nothing.
     Scalar {
         text: String,
@@ -31,19 +31,19 @@ pub(super) enum Value {
 
 /// A mapping's key.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Word {
-    pub(super) line: usize,
-    pub(super) text: String,
+pub struct Word {
+    pub line: usize,
+    pub text: String,
 }
 
 impl Node {
     /// What stands in a variable or behind a flag.
-    pub(super) fn bare(text: &str) -> Node {
+    pub fn bare(text: &str) -> Node {
         Node { line: 0, value: Value::Scalar { text: text.to_owned(), plain: true } }
     }
 
     /// True for `key:` with nothing behind it, `~` and `null`.
-    pub(super) fn is_nothing(&self) -> bool {
+    pub fn is_nothing(&self) -> bool {
         match &self.value {
             Value::Scalar { text, plain: true } => matches!(text.as_str(), "" | "~" | "null" | "Null" | "NULL"),
             Value::Scalar { plain: false, .. } | Value::List(_) | Value::Map(_) => false,
@@ -51,7 +51,7 @@ impl Node {
     }
 
     /// What this is, for a message that says what was found.
-    pub(super) fn describe(&self) -> String {
+    pub fn describe(&self) -> String {
         if self.is_nothing() {
             return "nothing".to_owned();
         }
@@ -71,7 +71,7 @@ impl Node {
 ///
 /// # Errors
 /// The line and what is wrong there.
-pub(super) fn parse(text: &str) -> Result<Node, (usize, String)> {
+pub fn parse(text: &str) -> Result<Node, (usize, String)> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut source = Source { parser: Parser::new_from_str(text), anchors: HashMap::new(), nodes: 0 };
     let mut root = None;
