@@ -122,8 +122,8 @@ struct Convert {
 }
 
 const BUILD_EXAMPLE: &str = "Example: reactrt build --model sentence-transformers/all-MiniLM-L6-v2 --output minilm.engine\n\
-    As with trtexec: reactrt build --onnx=model.onnx --saveEngine=model.engine --minShapes=input_ids:1x1,attention_mask:1x1 \
-    --optShapes=input_ids:8x128,attention_mask:8x128 --maxShapes=input_ids:32x256,attention_mask:32x256";
+    As with trtexec: reactrt build --onnx=model.onnx --saveEngine=model.engine --fp16 \\\n  \
+    --minShapes=input_ids:1x1,attention_mask:1x1 --maxShapes=input_ids:32x256,attention_mask:32x256";
 
 #[derive(Args)]
 struct Build {
@@ -167,8 +167,6 @@ struct Build {
     /// The same as `--dtype fp16`; an ONNX file has its precision in itself
     #[arg(long)]
     fp16: bool,
-    #[command(flatten)]
-    conversion: Conversion,
     /// Measured times, read and written, which make the next build faster (TensorRT only)
     #[arg(long, alias = "timingCacheFile", value_name = "FILE")]
     timing_cache: Option<PathBuf>,
@@ -181,6 +179,8 @@ struct Build {
     /// Show the library's messages
     #[arg(long)]
     verbose: bool,
+    #[command(flatten)]
+    conversion: Conversion,
 }
 
 /// What is asked of the converter where a build begins with a folder.
@@ -639,5 +639,34 @@ mod tests {
         };
         assert_eq!((convert.model.as_str(), convert.tokenizer.as_deref()), ("m", Some("t")));
         assert_eq!((convert.output, convert.max_length), (PathBuf::from("o.onnx"), Some(256)));
+    }
+
+    #[test]
+    fn trtexecs_flags_are_taken() {
+        let line =
+            ["reactrt", "build", "--onnx=m.onnx", "--saveEngine=m.engine", "--fp16", "--minShapes=ids:1x1,mask:1x1"];
+        let line = line.into_iter().chain(["--optShapes=ids:8x64", "--maxShapes=ids:32x256", "--timingCacheFile=t"]);
+        let Some(Command::Build(build)) = CommandLine::try_parse_from(line).unwrap().command else {
+            panic!("not understood as build")
+        };
+        assert_eq!((build.onnx, build.output), (Some("m.onnx".into()), PathBuf::from("m.engine")));
+        assert!(build.fp16 && build.buckets.is_empty());
+        let min = build.min_shapes.unwrap().0;
+        assert_eq!(min, [("ids".to_owned(), vec![1, 1]), ("mask".to_owned(), vec![1, 1])]);
+        assert_eq!(build.timing_cache, Some("t".into()));
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_a_wrong_command_line() {
+        let wrong = |line: &str| {
+            let line = format!("reactrt build {line}");
+            CommandLine::try_parse_from(line.split(' ')).map(|_| ()).expect_err(&line).to_string()
+        };
+        assert!(wrong("--output e").contains("--model"));
+        assert!(wrong("--model m --onnx o --output e").contains("cannot be used with"));
+        assert!(wrong("--onnx o --dtype fp16 --output e").contains("cannot be used with"));
+        assert!(wrong("--model m --output e --buckets 1x8 --optShapes a:1").contains("cannot be used with"));
+        assert!(wrong("--model m --output e --buckets 1x8,8").contains("`8` is no bucket"));
+        assert!(wrong("--model m --output e --target nine").contains("`nine` is no compute capability"));
     }
 }

@@ -38,6 +38,7 @@ const NOT_FOR: &[(&str, &[&str], &str)] = &[
     ("src/plan", &["mio::", "std::net", "std::thread", "Instant", "crate::reactor"], "plan is a function"),
     ("src/device", &["mio::", "std::net", "crate::reactor", "crate::http", "crate::api"], "devices know no requests"),
     ("src/tokenize", &["mio::", "std::net", "crate::reactor", "crate::http"], "workers know no connections"),
+    ("src/model", &["tensorrt_sys", "libloading", "cudarc", "cxx::"], "only src/device knows GPU libraries"),
     ("src/reactor/mod.rs", &["mio::"], "only reactor/sockets.rs knows mio"),
     ("src/reactor/jobs.rs", &["mio::"], "only reactor/sockets.rs knows mio"),
     ("src/reactor/connections.rs", &["mio::"], "only reactor/sockets.rs knows mio"),

@@ -48,15 +48,19 @@ impl Flavour {
 /// An object that the library handed out; deleted as the library wants it when dropped. Never null.
 struct Owned<T: cxx::memory::UniquePtrTarget>(cxx::UniquePtr<T>);
 
+/// No object lies in the first page. The lean runtime 11.4 answers 0x228 where it means null: the offset of a base class,
+/// added to it.
+const FIRST_OBJECT: usize = 4096;
+
 impl<T: cxx::memory::UniquePtrTarget> Owned<T> {
-    /// `None` for a null pointer.
+    /// `None` for a null pointer, and for what a library makes of one.
     ///
     /// # Safety
     ///
     /// The object must be the caller's to delete, and nobody else's.
     #[allow(unsafe_code)]
     unsafe fn new(pointer: *mut T) -> Option<Owned<T>> {
-        if pointer.is_null() {
+        if pointer.addr() < FIRST_OBJECT {
             return None;
         }
         // SAFETY: not null, and the caller owns it.

@@ -116,7 +116,7 @@ pub fn onnxruntime() -> Option<PathBuf> {
 }
 
 /// A package, unpacked below cargo's own folder for tests. `None`, and a word why, if it cannot be had.
-fn unpacked(wheel: &Wheel) -> Option<PathBuf> {
+pub fn unpacked(wheel: &Wheel) -> Option<PathBuf> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let packages = scratch("packages");

@@ -37,6 +37,8 @@ struct Inner {
     runtime: libloading::Library,
     /// What the runtime was found as.
     file: PathBuf,
+    /// Where it was looked for; `None`: wherever the loader looks.
+    folder: Option<PathBuf>,
     version: String,
     /// Opened when the first builder is asked for.
     parser: Mutex<Option<&'static libloading::Library>>,
@@ -48,14 +50,21 @@ impl Library {
     /// The library that is open, else opens it: from the folder in [`LIBRARIES`] if that is set, else as the loader finds
     /// it. The error lists each file that was tried and what the loader said of it.
     pub fn open() -> Result<Library, LoadError> {
+        let folder = std::env::var_os(LIBRARIES).filter(|value| !value.is_empty()).map(PathBuf::from);
+        Library::open_in(folder.as_deref())
+    }
+
+    /// The library that is open, else the one in this folder; `None`: as the loader finds it.
+    pub fn open_in(folder: Option<&Path>) -> Result<Library, LoadError> {
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(library) = open.as_ref() {
             return Ok(library.clone());
         }
-        let (file, runtime) = load(Flavour::built().name(), &runtime_files())?;
+        let (file, runtime) = load(Flavour::built().name(), folder, &runtime_files())?;
         let version = version(&runtime, &file)?;
         let logger = Logger::new().ok_or_else(|| LoadError("no memory for the library's logger".into()))?;
-        let inner = Inner { logger, runtime, file, version, parser: Mutex::new(None) };
+        let folder = folder.map(Path::to_owned);
+        let inner = Inner { logger, runtime, file, folder, version, parser: Mutex::new(None) };
         let library = Library { inner: Arc::new(inner) };
         // The clone that is kept here keeps the library open until the process ends.
         *open = Some(library.clone());
@@ -120,7 +129,7 @@ impl Library {
         if let Some(parser) = *parser {
             return Ok(parser);
         }
-        let (_, library) = load("its ONNX parser", &parser_files())?;
+        let (_, library) = load("the ONNX parser", self.inner.folder.as_deref(), &parser_files())?;
         Ok(parser.insert(Box::leak(Box::new(library))))
     }
 
@@ -203,11 +212,10 @@ fn header_major() -> u32 {
 }
 
 /// Opens the first of these that opens. `what` is looked for, in words.
-fn load(what: &str, names: &[String]) -> Result<(PathBuf, libloading::Library), LoadError> {
-    let folder = std::env::var_os(LIBRARIES).filter(|value| !value.is_empty()).map(PathBuf::from);
+fn load(what: &str, folder: Option<&Path>, names: &[String]) -> Result<(PathBuf, libloading::Library), LoadError> {
     let mut tried = String::new();
     for name in names {
-        let file: OsString = match &folder {
+        let file: OsString = match folder {
             Some(folder) => folder.join(name).into_os_string(),
             None => name.into(),
         };
@@ -219,8 +227,8 @@ fn load(what: &str, names: &[String]) -> Result<(PathBuf, libloading::Library), 
             Err(error) => write!(tried, "\n  {}", cause(&error)).expect("a String takes all"),
         }
     }
-    let place = match &folder {
-        Some(folder) => format!("in {}, as {LIBRARIES} says", folder.display()),
+    let place = match folder {
+        Some(folder) => format!("in {} ({LIBRARIES})", folder.display()),
         None => format!("where the loader looks (LD_LIBRARY_PATH, ld.so.conf; {LIBRARIES} is not set)"),
     };
     let packages = match Flavour::built() {

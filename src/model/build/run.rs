@@ -39,7 +39,9 @@ pub fn build(options: &Options, progress: Told<'_>) -> Result<Report, LoadError>
     let builder = library.builder()?;
     let target = options.target.unwrap_or(Target::Current);
     let capability = capability(target)?;
-    let earlier = options.timing_cache.as_deref().map(read_cache).transpose()?;
+    // TensorRT-RTX would keep an empty one, and ask for a GPU to do so.
+    let times = options.timing_cache.as_deref().filter(|_| Flavour::built() == Flavour::Full);
+    let earlier = times.map(read_cache).transpose()?;
     let staging = Staging::inside(places.folder()).map_err(|error| LoadError(error.to_string()))?;
     let material = Material::gather(options, &staging, progress)?;
     let mut network = builder.network(&material.onnx)?;
@@ -76,8 +78,8 @@ pub fn build(options: &Options, progress: Told<'_>) -> Result<Report, LoadError>
     };
     let files = places.write(&staging, &built.plan, &mut manifest, material.tokenizer.as_deref())?;
     let mut notes = material.notes(options, &manifest);
-    if let (Some(place), Some(times)) = (&options.timing_cache, &built.timing_cache) {
-        notes.extend(keep_cache(place, times).err().map(|error| error.0));
+    if let (Some(place), Some(measured)) = (times, &built.timing_cache) {
+        notes.extend(keep_cache(place, measured).err().map(|error| error.0));
     }
     Ok(Report { manifest, files, notes, elapsed: started.elapsed() })
 }
@@ -307,7 +309,10 @@ impl Material {
             );
         }
         if options.timing_cache.is_some() && Flavour::built() == Flavour::Rtx {
-            notes.push("TensorRT-RTX measures nothing while it builds: a timing cache makes it no faster".to_owned());
+            notes.push(
+                "TensorRT-RTX measures nothing while it builds, so that there is no timing cache to read or to write"
+                    .to_owned(),
+            );
         }
         if manifest.model.is_none() {
             notes.push(

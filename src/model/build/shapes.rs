@@ -21,7 +21,7 @@ pub const PROFILES_MAX: usize = 64;
 
 /// Tokens that the default ladder's largest buckets hold, unless one text alone has more. Measured: a batch of 8,192 tokens
 /// keeps a large GPU busy, and larger ones bring no more tokens a second.
-const LADDER_TOKENS: usize = 8192;
+pub const LADDER_TOKENS: usize = 8192;
 
 /// A bucket as the command line has it: `8x128`, or `8x128:64` with the number of sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -347,7 +347,7 @@ mod tests {
             let words = |bucket: Bucket| format!("{}x{}:{}", bucket.rows, bucket.length, bucket.sequences_max);
             ladder(Layout::Packed, length).into_iter().map(words).collect::<Vec<_>>().join(" ")
         };
-        let of_256 = "1x32:2 1x128:8 8x32:16 1x256:16 8x128:64 32x32:64 8x256:128 32x128:256 32x256:512";
+        let of_256 = "1x32:2 1x128:8 8x32:16 1x256:16 32x32:64 8x128:64 8x256:128 32x128:256 32x256:512";
         assert_eq!(shapes(256), of_256);
         assert_eq!(shapes(8), "1x8:1 8x8:8 32x8:32");
         for length in 1..=20_000 {
