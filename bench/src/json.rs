@@ -2,7 +2,7 @@
 //!
 //! Owns the grammar (RFC 8259) and nothing of what a document means; [`crate::check`] drives it. Numbers are checked, not
 //! converted: their digits are counted sixteen at a time, and only those that could overflow are parsed. Nothing is
-//! allocated. Invariant: whatever is accepted here, serde_json accepts, and the other way round up to [`DEPTH_MAX`].
+//! allocated. Invariant: whatever is accepted here, serde_json accepts too, and the other way round, numbers beyond `f32` aside.
 
 use crate::fault::Fault;
 

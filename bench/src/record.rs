@@ -115,7 +115,7 @@ pub struct Workload {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Counts {
-    /// Requests whose first byte was written.
+    /// Requests whose first byte was written, and those for which no connection came about.
     pub sent: u64,
     /// Requests with a whole answer.
     pub answered: u64,
@@ -132,7 +132,8 @@ pub struct Counts {
     pub late: u64,
     /// Requests of the schedule that were never written because the run ended first.
     pub unsent: u64,
-    /// In correct answers. Tokens as the server's `usage` counts them; 0 where it does not.
+    /// In correct answers. Tokens as the answers' `usage` counts them, else as the server's `/metrics` do; 0 where neither
+    /// does.
     pub texts: u64,
     pub tokens: u64,
     pub bytes_sent: u64,
@@ -144,13 +145,13 @@ pub struct Counts {
 pub struct Rates {
     /// What the schedule asked for; `None` in a closed loop.
     pub asked: Option<f64>,
-    /// Correct answers.
+    /// Correct answers that came within the measured part, whenever their requests were sent.
     pub requests: f64,
     pub texts: f64,
     pub tokens: f64,
 }
 
-/// Of correct answers.
+/// Of correct answers; where several requests after one another are measured as one (`sweep`'s serial runs), of these.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Latency {

@@ -2,6 +2,7 @@
 //!
 //! Owns the order of things: what can fail fails before the first measured request, with one line that says why.
 
+use std::io::IsTerminal;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant, SystemTime};
@@ -17,6 +18,9 @@ use crate::target::{Family, Place};
 
 /// From the decision to run to the clock's zero: threads are started meanwhile.
 const START_DELAY: Duration = Duration::from_millis(20);
+
+/// Open files that are no connections: standard streams, pollers, the look at the server's counters.
+const DESCRIPTORS_BESIDE: u64 = 320;
 
 /// Everything about one target but the load.
 #[derive(Clone, Debug)]
@@ -102,6 +106,7 @@ impl Ready<'_> {
                 (Sends::Closed { count: spec.requests, group: spec.group.max(1) }, *concurrency)
             }
         };
+        check_descriptors(connections)?;
         let orders = Orders {
             address: self.probe.address,
             requests: &self.requests,
@@ -181,7 +186,7 @@ impl Ready<'_> {
                     }
                 }
             };
-            if spec.shows_progress {
+            if spec.shows_progress && std::io::stderr().is_terminal() {
                 eprint!("\r\x1b[K");
             }
             let counted = before.and_then(|before| Some(before.until(&counters()?, &spec.family.model)));
@@ -257,9 +262,29 @@ impl Ready<'_> {
     }
 }
 
+/// One line that overwrites itself on a terminal, else a line each time.
 fn show(label: &str, elapsed: Duration, progress: &Progress) {
     let (correct, faulty) = (progress.correct.load(Ordering::Relaxed), progress.faulty.load(Ordering::Relaxed));
-    eprint!("\r\x1b[K{label}: {} s, {correct} correct answers, {faulty} errors", elapsed.as_secs());
+    let line = format!("{label}: {} s, {correct} right answers, {faulty} errors", elapsed.as_secs());
+    if std::io::stderr().is_terminal() {
+        eprint!("\r\x1b[K{line}");
+    } else {
+        eprintln!("{line}");
+    }
+}
+
+/// Says beforehand when the system would not let this process have so many sockets.
+fn check_descriptors(connections: u32) -> Result<(), String> {
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
+    let limit: Option<u64> = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    let needed = u64::from(connections) + DESCRIPTORS_BESIDE;
+    match limit {
+        Some(limit) if limit < needed => Err(format!(
+            "{connections} connections need {needed} open files and this shell allows {limit}; `ulimit -n {needed}` raises that"
+        )),
+        Some(_) | None => Ok(()),
+    }
 }
 
 /// True exactly when everything that was sent was answered, and rightly.

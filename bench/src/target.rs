@@ -14,7 +14,7 @@ use crate::check::Shape;
 pub enum Api {
     /// `POST /infer/{model}`: reactrt, and the server it replaces
     Native,
-    /// `POST /v1/embeddings`
+    /// `POST /v1/embeddings` (infinity: with --path /embeddings)
     Openai,
     /// `POST /embed`, `/rerank`, `/predict`: text-embeddings-inference
     Tei,

@@ -74,6 +74,19 @@ fn wrong_commands() {
 }
 
 #[test]
+fn more_connections_than_the_shell_allows() {
+    let url = url(|request| Reply::Bytes(right(request)));
+    let line = format!(
+        "ulimit -n 400; exec {} load --url {url} --model m --concurrency 500",
+        env!("CARGO_BIN_EXE_reactrt-bench")
+    );
+    let output = std::process::Command::new("sh").args(["-c", &line]).output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("500 connections need 820 open files and this shell allows 400"), "{error}");
+}
+
+#[test]
 fn wrong_scenarios() {
     let path = file("wrong.yaml");
     std::fs::write(&path, "url: http://127.0.0.1:1\nmodel: m\nconcurency: 3\n").unwrap();

@@ -181,6 +181,17 @@ fn a_silent_server_times_out() {
 }
 
 #[test]
+fn progress_is_a_line_each_second_where_stderr_is_no_terminal() {
+    let address = serve(|request| Reply::Bytes(right(request)));
+    let (outcome, _) = load(address, "progress", "--rate 50 --warmup 0s --duration 1300ms --progress");
+    assert_eq!(outcome.code, Some(0), "{}", outcome.error);
+    let lines: Vec<&str> = outcome.error.lines().collect();
+    assert!(lines.len() == 1 && lines[0].starts_with("m: 1 s, "), "{}", outcome.error);
+    let (outcome, _) = load(address, "no-progress", "--rate 50 --warmup 0s --duration 1300ms");
+    assert_eq!(outcome.error, "");
+}
+
+#[test]
 fn targets_of_a_scenario_take_turns() {
     let (one, other) = (serve(|request| Reply::Bytes(right(request))), serve(|request| Reply::Bytes(right(request))));
     let (scenario, json, log) = (file("turns.yaml"), file("turns.json"), file("turns.hlog"));
