@@ -112,6 +112,12 @@ impl ShapeRange {
         ShapeRange { min: shape.to_vec(), opt: shape.to_vec(), max: shape.to_vec() }
     }
 
+    /// True exactly if min ≤ opt ≤ max holds in every dimension, of which all three have as many.
+    pub fn is_ascending(&self) -> bool {
+        let below = |low: &[i64], high: &[i64]| low.len() == high.len() && low.iter().zip(high).all(|(l, h)| l <= h);
+        below(&self.min, &self.opt) && below(&self.opt, &self.max)
+    }
+
     /// True exactly if one shape alone is allowed.
     pub fn is_fixed(&self) -> bool {
         self.min == self.max

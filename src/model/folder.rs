@@ -23,7 +23,7 @@ use crate::device::LoadError;
 const SIZE_MAX: u64 = 1 << 24;
 
 /// The labels of the old server, for a three-class model that names none.
-const NLI_LABELS: [&str; 3] = ["contradiction", "neutral", "entailment"];
+pub(super) const NLI_LABELS: [&str; 3] = ["contradiction", "neutral", "entailment"];
 
 /// Reads the folder. `tokenizer` is a folder or a `tokenizer.json`; `None`: in the model's folder.
 ///

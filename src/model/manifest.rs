@@ -18,6 +18,7 @@ pub use read::parse;
 
 use super::convert::Dtype;
 use super::engine::{Capability, ShapeRange, Tensor};
+use super::folder::NLI_LABELS;
 use super::{Head, Model, Pooling, Prompt, Source, Task};
 use crate::config::ModelSettings;
 use crate::device::{Bucket, Layout, LoadError};
@@ -31,9 +32,6 @@ pub const BYTES_MAX: usize = 1 << 20;
 /// [`Model::max_length`] of an engine that comes without manifest, where the configuration names none: the length is the
 /// largest that the engine's profiles allow, which whoever loads it puts in its place.
 pub const LENGTH_OF_THE_PROFILES: usize = 0;
-
-/// The labels of the old server, for an engine that names none.
-const NLI_LABELS: [&str; 3] = ["contradiction", "neutral", "entailment"];
 
 /// What was built, by what, for what.
 #[derive(Clone, Debug, PartialEq)]

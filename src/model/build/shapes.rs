@@ -197,9 +197,7 @@ pub fn ranges(asked: &AskedRanges, inputs: &[Tensor]) -> Result<Profile, String>
         };
         let opt = opt.or(max).unwrap_or(anything);
         let range = ShapeRange { min: min.unwrap_or(opt).clone(), opt: opt.clone(), max: max.unwrap_or(opt).clone() };
-        let ascending =
-            |low: &[i64], high: &[i64]| low.len() == high.len() && low.iter().zip(high).all(|(l, h)| l <= h);
-        if !(ascending(&range.min, &range.opt) && ascending(&range.opt, &range.max)) {
+        if !range.is_ascending() {
             let [min, opt, max] = [&range.min, &range.opt, &range.max].map(|shape| shape_words(shape));
             return Err(format!("`{}`: {min} ≤ {opt} ≤ {max} does not hold in every dimension", input.name));
         }

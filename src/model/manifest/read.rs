@@ -99,8 +99,7 @@ fn range(at: &At<'_>) -> Result<ShapeRange, String> {
     let shape = |key| fields.get(key)?.list(size);
     let range = ShapeRange { min: shape("min")?, opt: shape("opt")?, max: shape("max")? };
     fields.only(&["min", "opt", "max"])?;
-    let ascending = |low: &[i64], high: &[i64]| low.len() == high.len() && low.iter().zip(high).all(|(l, h)| l <= h);
-    match ascending(&range.min, &range.opt) && ascending(&range.opt, &range.max) {
+    match range.is_ascending() {
         true => Ok(range),
         false => Err(at.wrong("min ≤ opt ≤ max, of as many dimensions each,")),
     }
