@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that a GPU must show, on a machine that has one: right answers, serving, faults, clean memory.
 #
-#   bench/gpu/first_light.sh fidelity|serve|faults|sanitizer BINARIES MODELS OUT
+#   bench/gpu/first_light.sh fidelity,serve,faults,sanitizer BINARIES MODELS OUT
 #
 # BINARIES holds `reactrt`, `reactrt-bench` and `gpu-test` (the test program tests/gpu.rs), MODELS what make_models.py wrote
 # and `all-MiniLM-L6-v2`; results go to OUT. The library is found as the loader finds it (LD_LIBRARY_PATH). Traffic stays on
@@ -43,6 +43,7 @@ config() {
   cat > "$work/config.yaml" <<CONF
 server: {port: $port}
 devices: [cuda:0]
+limits: {memory_bytes_max: 1 GB}
 engines: $work/engines
 gpu: {buckets: [${BUCKETS:-1x32, 8x128, 32x256, 1x512}]}
 threads: {spin_us: ${SPIN:-0}}
@@ -134,18 +135,29 @@ refused() {
   echo "exit code $?: $(tail -c 700 "$work/log")"
 }
 
-faults() {
+place() { cp "$work/good.engine" "$work/m.engine"; cp "$work/good.engine.json" "$work/m.engine.json"; cp "$work/good.engine.tokenizer.json" "$work/m.engine.tokenizer.json"; }
+
+plain_config() {
   cat > "$work/config.yaml" <<CONF
 server: {port: $port}
 devices: [cuda:0]
+limits: {memory_bytes_max: 1 GB}
 embedding_models:
   minilm: {model_path: $work/m.engine, tokenizer_path: $models/all-MiniLM-L6-v2}
 CONF
+}
+
+faults() {
+  plans
+  memory_too_small
+}
+
+plans() {
+  plain_config
   "$bin/reactrt" build --model "$models/all-MiniLM-L6-v2" --task embedding --buckets 1x32,8x256 --output "$work/good.engine" 2>&1 | tail -3
   "$bin/reactrt" inspect "$work/good.engine"
   local size
   size=$(stat -c %s "$work/good.engine")
-  place() { cp "$work/good.engine" "$work/m.engine"; cp "$work/good.engine.json" "$work/m.engine.json"; cp "$work/good.engine.tokenizer.json" "$work/m.engine.tokenizer.json"; }
   echo "== as built"
   place
   start && curl -s "http://127.0.0.1:$port/infer/minilm" -d '{"documents": "hello"}' | cut -c1-100 && echo && stop
@@ -168,25 +180,30 @@ CONF
   place
   sed -i 's/"version": "1\.[0-9.]*"/"version": "1.5.0.114"/' "$work/m.engine.json"
   refused "another version's, by its manifest"
-  "$bin/reactrt" build --model "$models/all-MiniLM-L6-v2" --task embedding --buckets 1x32 --target 12.0 --output "$work/other.engine" 2>&1 | tail -1
+  "$bin/reactrt" build --model "$models/all-MiniLM-L6-v2" --task embedding --buckets 1x256 --target 12.0 --output "$work/other.engine" 2>&1 | tail -1
   cp "$work/other.engine" "$work/m.engine"
   rm -f "$work"/m.engine.*
   refused "another GPU's, without manifest"
   cp "$work/other.engine" "$work/m.engine"; cp "$work/other.engine.json" "$work/m.engine.json"; cp "$work/other.engine.tokenizer.json" "$work/m.engine.tokenizer.json"
   refused "another GPU's, by its manifest"
+}
+
+memory_too_small() {
+  plain_config
   echo "== memory too small"
+  "$bin/reactrt" build --model "$models/embedding" --task embedding --buckets 1x512 --output "$work/good.engine" 2>&1 | tail -1
   place
   python3 - "$work/full" <<'PY' &
 import sys, time, torch
 free, _ = torch.cuda.mem_get_info()
-keep = torch.empty(free - (300 << 20), dtype=torch.uint8, device='cuda')
+keep = torch.empty(free - (1400 << 20), dtype=torch.uint8, device='cuda')
 open(sys.argv[1], 'w').write('full')
 time.sleep(40)
 PY
   local hog=$!
   until [ -f "$work/full" ] || ! kill -0 $hog 2>/dev/null; do sleep 0.2; done
   nvidia-smi --query-gpu=memory.used,memory.total --format=csv,noheader
-  refused "with 300 MB left"
+  refused "with 1.4 GB left for 1.1 GB of weights and what CUDA needs"
   kill $hog 2>/dev/null
   wait $hog 2>/dev/null
   echo "== killed in the middle of loading, and started again"
@@ -202,7 +219,7 @@ PY
 
 sanitizer() {
   LIMIT=400 step compute-sanitizer --tool memcheck --error-exitcode 99 "$bin/gpu-test" embedding="$models/all-MiniLM-L6-v2" \
-    --engines "$work" --buckets 1x32,4x64 --seconds 0.01
+    --engines "$work" --buckets 1x32,2x256 --seconds 0.01
 }
 
-"$part"
+for one in ${part//,/ }; do "$one"; done
