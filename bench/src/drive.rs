@@ -217,8 +217,19 @@ struct Driver<'a> {
     quota: u64,
     next_tick_ns: u64,
     next_abort_ns: u64,
+    /// Answers of this batch of events that have not been looked at.
+    done: Vec<Done>,
     checker: Checker,
     measured: Measured,
+}
+
+/// An answer that lies in its connection's buffer until the next read there.
+#[derive(Clone, Debug)]
+struct Done {
+    slot: usize,
+    out: Out,
+    answer: Answer,
+    at_ns: u64,
 }
 
 impl<'a> Driver<'a> {
@@ -264,6 +275,8 @@ impl<'a> Driver<'a> {
             },
             next_tick_ns: 0,
             next_abort_ns: u64::MAX,
+            // An event brings one answer at most.
+            done: Vec::with_capacity(EVENTS_MAX),
             checker: Checker::new(orders.shape, orders.dimension, orders.requests.texts_max(), keeps_values),
             measured: Measured::new(orders.stages, digests, samples, values),
         })
@@ -293,12 +306,32 @@ impl<'a> Driver<'a> {
             for event in &events {
                 self.event(event);
             }
+            self.settle();
         }
         if let Sends::Open { moments } = self.orders.sends {
             let unsent = (self.next..).map_while(|number| moments.get(self.number(number) as usize));
             self.measured.counts.unsent = unsent.filter(|&&moment| moment >= self.orders.warmup_ns).count() as u64;
         }
         Ok(self.measured)
+    }
+
+    /// After a batch of events: first all that may be sent, in one go, so that the server is busy while the answers of this
+    /// batch are looked at. Against nginx with 64 connections and full checks that gave 4 to 24 % more answers than a check
+    /// between any two requests (six alternating rounds); without checks there was no clear difference.
+    fn settle(&mut self) {
+        if self.done.is_empty() {
+            return;
+        }
+        self.dispatch(self.now_ns());
+        while let Some(done) = self.done.pop() {
+            self.look_at(done);
+            if let Some(moment) = self.moment(0) {
+                let now_ns = self.now_ns();
+                if moment <= now_ns {
+                    self.dispatch(now_ns);
+                }
+            }
+        }
     }
 
     /// The number in the whole run of this thread's request `own`.
@@ -591,32 +624,27 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// A whole answer has come. The next request leaves before this answer is looked at.
+    /// A whole answer has come. It is looked at after the batch of events, so before anything is read here again.
     fn answered(&mut self, slot: usize, answer: Answer, is_read_closed: bool) {
-        let now_ns = self.now_ns();
+        let at_ns = self.now_ns();
         let connection = &mut self.connections[slot];
         let out = connection.out;
         let bytes = self.orders.requests.bytes(out.index).len();
         let is_written = connection.state == State::Waiting { written: bytes };
         if answer.keep && is_written && !is_read_closed && !self.orders.new_connections {
             self.out -= 1;
-            match self.orders.sends {
-                Sends::Closed { .. } if self.may_send(now_ns) => self.send_closed(slot, now_ns),
-                Sends::Closed { .. } | Sends::Open { .. } => {
-                    self.release(slot);
-                    if self.moment(0).is_some_and(|moment| moment <= now_ns) {
-                        self.dispatch(now_ns);
-                    }
-                }
-            }
+            self.release(slot);
         } else {
             self.close(slot);
         }
-        // The next answer on this connection cannot be read before this function returns.
-        self.look_at(slot, out, &answer, now_ns);
+        self.done.push(Done { slot, out, answer, at_ns });
+        if self.moment(0).is_some_and(|moment| moment <= at_ns) {
+            self.dispatch(at_ns);
+        }
     }
 
-    fn look_at(&mut self, slot: usize, out: Out, answer: &Answer, now_ns: u64) {
+    fn look_at(&mut self, done: Done) {
+        let Done { slot, out, answer, at_ns: now_ns } = done;
         let connection = &mut self.connections[slot];
         let texts = self.orders.requests.texts(out.index);
         let outcome = match self.orders.check {

@@ -192,6 +192,20 @@ fn progress_is_a_line_each_second_where_stderr_is_no_terminal() {
 }
 
 #[test]
+fn a_run_does_not_end_because_nobody_reads_what_it_prints() {
+    let address = serve(|request| Reply::Bytes(right(request)));
+    let json = file("unread.json");
+    let line = format!(
+        "{{ {} load --url http://{address} --model m --concurrency 1 --requests 5 --warmup 0s --json {}; echo $? >&2; }} | true",
+        env!("CARGO_BIN_EXE_reactrt-bench"),
+        json.display()
+    );
+    let output = std::process::Command::new("sh").args(["-c", &line]).output().unwrap();
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "0\n");
+    assert!(json.exists());
+}
+
+#[test]
 fn targets_of_a_scenario_take_turns() {
     let (one, other) = (serve(|request| Reply::Bytes(right(request))), serve(|request| Reply::Bytes(right(request))));
     let (scenario, json, log) = (file("turns.yaml"), file("turns.json"), file("turns.hlog"));
