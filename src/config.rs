@@ -25,7 +25,7 @@ use crate::model::convert::Dtype;
 use crate::model::{Pooling, Task};
 use read::{Origin, Reader};
 
-pub use check::{Memory, WIDTH_ASSUMED};
+pub use check::{MEMORY_BYTES, Memory, WIDTH_ASSUMED};
 pub use read::did_you_mean;
 pub use table::{Key, TABLE, reference};
 
@@ -167,7 +167,8 @@ pub struct Limits {
     pub json_values_max: usize,
     pub answer_bytes_max: usize,
     /// All buffers of bytes together.
-    pub memory_bytes_max: usize,
+    /// `None`: [`MEMORY_BYTES`], or what the other limits need on this machine and with these models if that is more.
+    pub memory_bytes_max: Option<usize>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -276,7 +277,7 @@ impl Settings {
                 json_values_max: 320_000,
                 // 2,048 vectors of 1,024 values take 26 MB as text.
                 answer_bytes_max: 32 << 20,
-                memory_bytes_max: 256_000_000,
+                memory_bytes_max: None,
             },
             deadlines: Deadlines {
                 head_ms: 10_000,

@@ -254,6 +254,11 @@ impl Buffers {
         bytes_max - bytes_max / CLASS_SHARE * CLASSES.len()
     }
 
+    /// The smallest `bytes_max` whose [`Buffers::large_bytes`] are at least this.
+    pub fn bytes_for(large_bytes: usize) -> usize {
+        (large_bytes * CLASS_SHARE).div_ceil(CLASS_SHARE - CLASSES.len()) + CLASS_SHARE
+    }
+
     /// A pool of about `bytes_max` bytes: a tenth for each class, the rest for single larger buffers.
     pub fn new(bytes_max: usize) -> Buffers {
         let share = bytes_max / CLASS_SHARE;

@@ -572,7 +572,7 @@ fn summary(file: &Path, settings: &Settings) -> String {
         format!(
             "buffers     at most {} of {}, models not counted",
             megabytes(memory.total_bytes()),
-            megabytes(settings.limits.memory_bytes_max as u64)
+            megabytes(settings.memory_bytes_max(settings.piece_bounds(), config::WIDTH_ASSUMED))
         ),
     ];
     if settings.models.is_empty() {

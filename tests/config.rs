@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use reactrt::config::{self, DeviceName, Devices, Overrides, Pin, Settings, TABLE};
+use reactrt::job::PieceBounds;
 use reactrt::model::{Pooling, Task};
 
 /// As the old server's README prints it.
@@ -102,7 +103,7 @@ nli_models:
     assert_eq!((settings.batching.linger_us, settings.batching.sequences_max), (2_500, Some(32)));
     assert_eq!((settings.batching.tokens_max, settings.batching.queue_tokens_max), (Some(16_384), 1_000_000));
     assert_eq!((settings.limits.body_bytes_max, settings.limits.text_bytes_max), (8 << 20, 2 << 20));
-    assert_eq!((settings.limits.answer_bytes_max, settings.limits.memory_bytes_max), (1_000_000, 1_000_000_000));
+    assert_eq!((settings.limits.answer_bytes_max, settings.limits.memory_bytes_max), (1_000_000, Some(1_000_000_000)));
     assert_eq!((settings.threads.workers, settings.threads.spin_us, settings.threads.pin), (3, 50, Pin::Never));
     let devices = vec![DeviceName::Cuda(0), DeviceName::Cuda(1), DeviceName::Cpu];
     assert_eq!(settings.devices, Devices::List(devices));
@@ -240,7 +241,7 @@ const WRONG: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "threads: {workers: 1}\nlimits:\n  connections_max: 200000\n",
+        "threads: {workers: 1}\nlimits:\n  connections_max: 200000\n  memory_bytes_max: 256 MB\n",
         &[
             "c.yaml:3: limits.memory_bytes_max (256 MB) is less than what the other limits add up to (539 MB); most of it is limits.connections_max's (410 MB)",
         ],
@@ -351,8 +352,15 @@ fn what_depends_on_the_machine_follows_what_is_given() {
     // The defaults fit into their own memory on every machine.
     for cores in [1, 2, 16, 64, 256] {
         let settings = of(cores);
-        let memory = settings.memory(settings.piece_bounds(), config::WIDTH_ASSUMED);
-        assert!(memory.total_bytes() <= settings.limits.memory_bytes_max as u64, "{cores} cores: {memory:?}");
+        let usual = settings.piece_bounds();
+        for tokens_max in [usual.tokens_max, 8_192, 32_768] {
+            let bounds = PieceBounds { tokens_max, ..usual };
+            let checked = settings.check_memory(bounds, config::WIDTH_ASSUMED);
+            assert_eq!(checked, Ok(()), "{cores} cores, texts of {tokens_max} tokens");
+        }
+        if cores <= 2 {
+            assert_eq!(settings.memory_bytes_max(usual, config::WIDTH_ASSUMED), config::MEMORY_BYTES);
+        }
     }
 }
 

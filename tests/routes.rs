@@ -266,7 +266,7 @@ fn bodies_beyond_the_limits_are_refused_and_cost_nothing() {
 fn eight_million_letters_in_one_body_are_refused_by_count() {
     let mut settings = settings(DeviceName::Sim);
     settings.limits.body_bytes_max = 34 << 20;
-    settings.limits.memory_bytes_max = 400_000_000;
+    settings.limits.memory_bytes_max = Some(400_000_000);
     let server = start(settings);
     let letters = format!("{{\"documents\":[{}\"a\"]}}", "\"a\",".repeat(8_000_000));
     let answer = server.post("/infer/embed", &letters);
@@ -451,7 +451,7 @@ fn what_could_never_answer_does_not_start() {
         assert!(error.contains(words), "{error}");
     };
     refused(&|settings| settings.models[0].max_length = Some(2), "max_length 2 leaves no room");
-    refused(&|settings| settings.limits.memory_bytes_max = 100_000_000, "limits.memory_bytes_max");
+    refused(&|settings| settings.limits.memory_bytes_max = Some(100_000_000), "limits.memory_bytes_max");
     refused(&|settings| settings.models.clear(), "no model");
     refused(&|settings| settings.models[0].model_path = "tests".into(), "config.json");
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

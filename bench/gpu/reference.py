@@ -3,8 +3,8 @@
 Usage: reference.py FOLDER_OF_MODELS DUMP.jsonl
 
 For each model, layout and bucket: the smallest cosine, the largest difference relative to the largest value, and, for single
-scores, whether ranks agree wherever the reference's scores are further apart than the differences found. Exit code 1 below
-a cosine of 0.999."""
+scores, whether ranks agree wherever the reference's scores are further apart than the differences found, and how far
+transformers' own half precision is from the reference. Exit code 1 below a cosine of 0.999."""
 import collections
 import json
 import pathlib
@@ -26,6 +26,7 @@ failed = False
 for (name, task), cases in groups.items():
     network = AutoModel if task == 'embedding' else AutoModelForSequenceClassification
     model = network.from_pretrained(root / name, dtype=torch.float32).to(device).eval()
+    half_model = network.from_pretrained(root / name, dtype=torch.float16).to(device).eval() if task == 'reranking' else None
     pooling = json.loads((root / name / '1_Pooling' / 'config.json').read_text()) if task == 'embedding' else {}
     normalize = task == 'embedding' and 'Normalize' in (root / name / 'modules.json').read_text()
     rows = collections.defaultdict(list)
@@ -46,7 +47,11 @@ for (name, task), cases in groups.items():
         found = torch.tensor(case['vector'], dtype=torch.float64, device=device)
         cosine = torch.nn.functional.cosine_similarity(vector, found, dim=0).item()
         difference = ((vector - found).abs().max() / vector.abs().max()).item()
-        rows[case['layout'], case['bucket']].append((cosine, difference, vector[0].item(), found[0].item()))
+        own = 0
+        if task == 'reranking':
+            with torch.no_grad():
+                own = abs(half_model(input_ids=ids, attention_mask=torch.ones_like(ids), **more).logits[0, 0].double() - vector[0]).item()
+        rows[case['layout'], case['bucket']].append((cosine, difference, vector[0].item(), found[0].item(), own))
     for (layout, bucket), values in rows.items():
         cosine = min(value[0] for value in values)
         relative = max(value[1] for value in values)
@@ -57,9 +62,10 @@ for (name, task), cases in groups.items():
             pairs = [(a, b) for i, a in enumerate(values) for b in values[:i] if abs(a[2] - b[2]) > 2 * error]
             kept = sum((a[2] > b[2]) == (a[3] > b[3]) for a, b in pairs)
             words += f', scores within {error:.1e}, {kept} of {len(pairs)} ranks equal'
-            # One value has no direction but its sign; its distance counts.
-            spread = max(value[2] for value in values) - min(value[2] for value in values)
-            bad = kept < len(pairs) or (len(values) > 1 and error > 0.05 * max(spread, 0.1))
+            # One value has no direction but its sign. Its error is compared with that of transformers in half precision.
+            half = max(value[4] for value in values)
+            words += f' (transformers in fp16: within {half:.1e})'
+            bad = kept < len(pairs) or error > 5 * half + 1e-3
         failed |= bad
         print(words + ('   TOO FAR' if bad else ''), flush=True)
     del model

@@ -37,7 +37,7 @@ pub(super) fn limits() -> Limits {
         text_bytes_max: 1 << 20,
         json_values_max: 256 << 10,
         answer_bytes_max: 16 << 20,
-        memory_bytes_max: 256 << 20,
+        memory_bytes_max: Some(256 << 20),
     }
 }
 

@@ -16,6 +16,9 @@ const JSON_VALUE_BYTES: u64 = 32;
 /// Output values of one text, assumed until models are loaded: the width of the large common encoders.
 pub const WIDTH_ASSUMED: usize = 1_024;
 
+/// What all buffers together may take if nobody says, on a machine of a few cores with models of usual lengths.
+pub const MEMORY_BYTES: u64 = 256_000_000;
+
 /// Who takes how much of `memory_bytes_max`, each with the key that governs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Memory {
@@ -55,10 +58,23 @@ impl Settings {
 
     /// What the memory bound leaves for buffers of bytes when everything else has been taken.
     pub fn buffer_bytes(&self, bounds: PieceBounds, width_max: usize) -> usize {
+        self.memory_bytes_max(bounds, width_max).saturating_sub(self.unbuffered_bytes(bounds, width_max)) as usize
+    }
+
+    /// What is taken beside buffers of bytes.
+    fn unbuffered_bytes(&self, bounds: PieceBounds, width_max: usize) -> u64 {
         let buffered = ["limits.body_bytes_max", "limits.answer_bytes_max"];
         let memory = self.memory(bounds, width_max);
-        let others = memory.parts.iter().filter(|(key, _)| !buffered.contains(key)).map(|(_, bytes)| *bytes);
-        (self.limits.memory_bytes_max as u64).saturating_sub(others.sum()) as usize
+        memory.parts.iter().filter(|(key, _)| !buffered.contains(key)).map(|(_, bytes)| *bytes).sum()
+    }
+
+    /// The bound that was given, or one that is enough: many workers and long texts need more than [`MEMORY_BYTES`].
+    pub fn memory_bytes_max(&self, bounds: PieceBounds, width_max: usize) -> u64 {
+        if let Some(given) = self.limits.memory_bytes_max {
+            return given as u64;
+        }
+        let buffers = Buffers::bytes_for(self.largest_request_bytes()) as u64;
+        MEMORY_BYTES.max(self.unbuffered_bytes(bounds, width_max) + buffers)
     }
 
     /// What the largest allowed request takes of those buffers by itself: its body twice while it grows, and its answer
@@ -73,7 +89,7 @@ impl Settings {
     /// The keys that clash, and a sentence with their numbers.
     pub fn check_memory(&self, bounds: PieceBounds, width_max: usize) -> Result<(), (Vec<&'static str>, String)> {
         let memory = self.memory(bounds, width_max);
-        let (total, bound) = (memory.total_bytes(), self.limits.memory_bytes_max as u64);
+        let (total, bound) = (memory.total_bytes(), self.memory_bytes_max(bounds, width_max));
         if total > bound {
             let (key, bytes) = memory.largest();
             let megabytes = |bytes: u64| format!("{:.0} MB", bytes as f64 / 1e6);

@@ -211,8 +211,8 @@ pub const TABLE: &[Key] = &[
     key!(
         "limits.memory_bytes_max",
         limits.memory_bytes_max,
-        Bytes(1 << 20..=1 << 40),
-        "All buffers together: connections, bodies, answers, pieces, scratch. Models are not counted."
+        OptionalBytes(1 << 20..=1 << 40),
+        "All buffers together: connections, bodies, answers, pieces, scratch; models are not counted. auto: 256 MB, or what the other limits add up to on this machine and with these models."
     ),
     key!(
         "deadlines.head_ms",
@@ -499,6 +499,22 @@ impl Codec<usize> for Bytes {
 
     fn show(&self, value: &usize) -> String {
         show_bytes(*value as u64)
+    }
+}
+
+/// A number of bytes, or `auto` for none.
+struct OptionalBytes(RangeInclusive<u64>);
+
+impl Codec<Option<usize>> for OptionalBytes {
+    fn read(&self, node: &Node) -> Result<Option<usize>, String> {
+        match plain(node) {
+            Some("auto") => Ok(None),
+            Some(_) | None => Bytes(self.0.clone()).read(node).map(Some),
+        }
+    }
+
+    fn show(&self, value: &Option<usize>) -> String {
+        value.map_or_else(|| "auto".to_owned(), |bytes| show_bytes(bytes as u64))
     }
 }
 

@@ -168,7 +168,7 @@ fn is_valid(runtime: &nvinfer1::IRuntime, plan: &[u8], library: &Library) -> Res
     let reasons = Reason::from_bits_retain(reasons);
     if reasons == Reason::UNSUPPORTED_CC {
         // The library's list of GPUs is shorter than what it runs on: 1.6 calls its own engines for 9.0 invalid, loads them
-        // and computes the right thing. Loading decides; what was built for a newer GPU does not load.
+        // and computes the right thing. Loading decides; our own manifest refuses what was built for a newer GPU.
         return Ok(());
     }
     let words: Vec<&str> =
