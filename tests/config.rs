@@ -328,6 +328,7 @@ fn wrong_variables_and_flags_are_named() {
 fn variables_that_others_set_are_left_alone() {
     let others = [
         ("REACTRT_CONFIG", "x.yaml"),
+        ("REACTRT_TENSORRT_LIBRARIES", "/opt/tensorrt"),
         // What Kubernetes sets for a Service of our name.
         ("REACTRT_SERVICE_HOST", "10.0.0.1"),
         ("REACTRT_PORT", "tcp://10.0.0.1:8887"),

@@ -85,6 +85,40 @@ fn a_machine_without_a_driver_is_told_so() {
     assert!(error.contains("35") && error.contains("no NVIDIA driver"), "{error}");
 }
 
+/// `reactrt serve` on these devices, by a port of the system's choosing.
+fn serve(devices: &str) -> std::process::Command {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_reactrt"));
+    let arguments = ["serve", "--config", "tests/fixtures/three-tasks.yaml", "--port", "0", "--devices", devices];
+    command.args(arguments).current_dir(env!("CARGO_MANIFEST_DIR"));
+    if let Some(folder) = libraries() {
+        command.env(LIBRARIES, folder);
+    }
+    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    command
+}
+
+#[test]
+fn without_a_gpu_a_named_one_is_an_error_and_auto_is_the_cpu_with_a_warning() {
+    use std::io::{BufRead, BufReader, Read};
+    if gpu().is_ok() {
+        return;
+    }
+    let output = serve("cuda:0").output().expect("the binary runs");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("devices: cuda:0: ") && said.contains("driver"), "{said}");
+
+    let mut server = serve("auto").spawn().expect("the binary runs");
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().expect("piped")).read_line(&mut line).expect("it speaks");
+    server.kill().expect("it runs");
+    server.wait().expect("it ends");
+    let mut said = String::new();
+    server.stderr.take().expect("piped").read_to_string(&mut said).expect("words");
+    assert!(line.starts_with("listening on http://127.0.0.1:"), "{line}{said}");
+    assert!(said.contains("warning: no GPU is used, the CPU serves: ") && said.contains("driver"), "{said}");
+}
+
 #[cfg(not(feature = "tensorrt-rtx"))]
 #[test]
 fn the_lean_runtime_builds_nothing() {

@@ -166,13 +166,13 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Variables that begin like ours and are not: the configuration's own path, which the command line reads, and what
-/// Kubernetes sets in every container for a Service named `reactrt`.
+/// Variables that begin like ours and are not settings: the configuration's own path, which the command line reads, the folder
+/// of TensorRT's libraries, which is asked for before there is a configuration (`build`, `inspect`), and what Kubernetes sets in every container for a Service named `reactrt`.
 fn is_not_ours(name: &str, value: &str) -> bool {
     let from_kubernetes = name.starts_with("REACTRT_SERVICE_")
         || name.starts_with("REACTRT_PORT_")
         || (name == "REACTRT_PORT" && value.contains("://"));
-    name == "REACTRT_CONFIG" || from_kubernetes
+    matches!(name, "REACTRT_CONFIG" | "REACTRT_TENSORRT_LIBRARIES") || from_kubernetes
 }
 
 fn unknown_top(word: &str) -> String {
