@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that a GPU must show, on a machine that has one: right answers, serving, faults, clean memory.
 #
-#   bench/gpu/first_light.sh fidelity,serve,faults,sanitizer BINARIES MODELS OUT
+#   bench/gpu/first_light.sh fidelity,serve,faults,several,sanitizer BINARIES MODELS OUT
 #
 # BINARIES holds `reactrt`, `reactrt-bench` and `gpu-test` (the test program tests/gpu.rs), MODELS what make_models.py wrote
 # and `all-MiniLM-L6-v2`; results go to OUT. The library is found as the loader finds it (LD_LIBRARY_PATH). Traffic stays on
@@ -43,7 +43,6 @@ config() {
   cat > "$work/config.yaml" <<CONF
 server: {port: $port}
 devices: [cuda:0]
-limits: {memory_bytes_max: 1 GB}
 engines: $work/engines
 gpu: {buckets: [${BUCKETS:-1x32, 8x128, 32x256, 1x512}]}
 threads: {spin_us: ${SPIN:-0}}
@@ -141,7 +140,6 @@ plain_config() {
   cat > "$work/config.yaml" <<CONF
 server: {port: $port}
 devices: [cuda:0]
-limits: {memory_bytes_max: 1 GB}
 embedding_models:
   minilm: {model_path: $work/m.engine, tokenizer_path: $models/all-MiniLM-L6-v2}
 CONF
@@ -215,6 +213,28 @@ PY
     wait $victim 2>/dev/null
   done
   start && curl -s "http://127.0.0.1:$port/infer/minilm" -d '{"documents": "hello"}' | cut -c1-100 && echo && stop
+}
+
+# All GPUs against one, the same load.
+several() {
+  local devices
+  for devices in "[cuda:0]" auto; do
+    cat > "$work/config.yaml" <<CONF
+server: {port: $port}
+devices: $devices
+engines: $work/engines
+gpu: {buckets: [1x32, 8x128, 32x256, 1x512]}
+embedding_models:
+  embedding: {model_path: $models/embedding}
+CONF
+    echo "== devices: $devices"
+    start || return
+    load --model embedding --concurrency 512 --threads 4 --words lognormal:30,0.9,4,254 --duration 8s --warmup 2s
+    load --model embedding --concurrency 1024 --threads 4 --words lognormal:30,0.9,4,254 --duration 8s --warmup 2s
+    curl -s "http://127.0.0.1:$port/metrics" | grep -E "^reactrt_(batches|batch_tokens|bucket_tokens)"
+    stop
+    cat "$work/log"
+  done
 }
 
 sanitizer() {
