@@ -95,3 +95,39 @@ fn every_one_of_2000_clients_gets_its_own_vectors() {
     let account = server.stop();
     assert_eq!(account, reactrt::serve::Account::default(), "every part is home");
 }
+
+/// A large batch ends many requests at once, and their answers need more buffers than there are: each waits for its turn.
+#[test]
+fn answers_that_find_no_buffer_wait_for_one() {
+    let mut settings = settings(DeviceName::Sim);
+    settings.sim.base_us = 20_000;
+    settings.batching.age_us_max = 1_000_000;
+    let limits = &mut settings.limits;
+    (limits.connections_max, limits.jobs_max, limits.pieces_max) = (400, 400, 400);
+    (limits.body_bytes_max, limits.text_bytes_max, limits.answer_bytes_max) = (64 << 10, 32 << 10, 128 << 10);
+    (limits.json_values_max, limits.texts_max) = (4_096, 64);
+    let needed = {
+        settings.limits.memory_bytes_max = None;
+        let bounds = settings.piece_bounds();
+        let memory = settings.memory(bounds, reactrt::config::WIDTH_ASSUMED);
+        // Room for two or three dozen answers of this size, for 300 clients.
+        memory.total_bytes() as usize + 12_000_000
+    };
+    settings.limits.memory_bytes_max = Some(needed);
+    let server = start(settings);
+    let texts: Vec<String> = (0..40).map(|index| format!("text {index}")).collect();
+    let body = json!({"documents": texts}).to_string();
+    let mut clients: Vec<Client> = (0..300).map(|_| server.connect()).collect();
+    for client in &mut clients {
+        client.send_post("/infer/embed", &body);
+    }
+    let first = clients[0].answer().json()["embeddings"].clone();
+    assert_eq!(first.as_array().map(Vec::len), Some(40));
+    for (index, client) in clients.iter_mut().enumerate().skip(1) {
+        let answer = client.answer();
+        assert_eq!(answer.status, 200, "client {index}: {}", answer.text());
+        assert_eq!(answer.json()["embeddings"], first, "client {index}");
+    }
+    drop(clients);
+    assert_eq!(server.stop(), reactrt::serve::Account::default(), "every part is home");
+}

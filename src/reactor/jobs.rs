@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::connections::Asked;
-use super::{ConnectionId, Life, Network, Reactor, SMALL_ANSWER_BYTES};
+use super::{ConnectionId, Life, Network, Reactor, SMALL_ANSWER_BYTES, STARVED_NS_MAX};
 use crate::api::{self, Reject, Route};
 use crate::http::{Request, ResponseHead};
 use crate::job::{Body, Buffer, Errand, HEADROOM, JobKey, Piece, ToReactor, ToWorker};
@@ -269,7 +269,8 @@ impl<N: Network> Reactor<N> {
         }
         let bytes = api::answer_bytes_max(&outline, self.parts.catalog.entry(outline.model));
         let Some(answer) = self.parts.buffers.take(HEADROOM + bytes) else {
-            return self.fail(key, Reject::NoBuffers, now_ns);
+            // A large batch ends many jobs at once: the buffers come back as the first answers are written.
+            return self.starved.push_back((key, now_ns));
         };
         body.answer = answer;
         body.values = std::mem::take(&mut job.values);
@@ -292,6 +293,36 @@ impl<N: Network> Reactor<N> {
         worker.outstanding += 1;
         worker.sender.push(ToWorker::Body(body));
         worker.unrung = true;
+    }
+
+    /// Answers jobs that waited for a buffer, as far as some have come back. One that waited too long is told so: the buffers
+    /// may all be with jobs that wait like itself, or with clients that do not read.
+    ///
+    /// True if any was answered, so that there is something to write.
+    pub(super) fn feed_starved(&mut self, now_ns: u64) -> bool {
+        let mut answered = false;
+        while let Some((key, since_ns)) = self.starved.pop_front() {
+            if !self.parts.generations.is_live(key) {
+                continue;
+            }
+            if now_ns >= since_ns + STARVED_NS_MAX {
+                self.fail(key, Reject::NoBuffers, now_ns);
+                answered = true;
+                continue;
+            }
+            self.complete(key, now_ns);
+            if let Some((waiting, since)) = self.starved.back_mut()
+                && *waiting == key
+            {
+                // Still none: it keeps its turn, and nobody behind it is served before it.
+                *since = since_ns;
+                let entry = self.starved.pop_back().expect("just seen");
+                self.starved.push_front(entry);
+                break;
+            }
+            answered = true;
+        }
+        answered
     }
 
     /// The encoded answer goes to its connection, its head written in front of it.

@@ -26,7 +26,7 @@ use crate::api::Catalog;
 use crate::api::system::Readiness;
 use crate::clock::Clock;
 use crate::http;
-use crate::job::{Body, Buffers, Generations, Piece, ToReactor, ToWorker};
+use crate::job::{Body, Buffers, Generations, JobKey, Piece, ToReactor, ToWorker};
 use crate::metrics::{Gauges, Metrics};
 use crate::ring::{Receiver, Sender};
 use crate::serve::Account;
@@ -38,6 +38,9 @@ pub use sockets::{Sockets, run};
 
 /// Answers up to this size are encoded by the reactor: about 20 µs for floats, less than a hop to a worker and back.
 const SMALL_ANSWER_BYTES: usize = 16 << 10;
+
+/// How long an answer waits for a buffer before its request is refused.
+const STARVED_NS_MAX: u64 = 1_000_000_000;
 
 /// Room for answers that the reactor makes up itself; `/metrics` is the largest.
 const DIRECT_ANSWER_BYTES: usize = 256 << 10;
@@ -164,6 +167,8 @@ pub struct Reactor<N> {
     jobs_free: Vec<u32>,
     /// Jobs that wait for an empty piece, each once: new ones, and ones being cut that gave up their last one.
     unlent: VecDeque<u32>,
+    /// Jobs whose vectors are all here and whose answer waits for a buffer, and since when, each once.
+    starved: VecDeque<(JobKey, u64)>,
     deadlines: Deadlines,
     /// Connections that have more to do in the next turn, and those with an answer to write at the end of this one.
     again: Vec<u32>,
@@ -193,6 +198,7 @@ impl<N: Network> Reactor<N> {
             jobs: (0..limits.jobs_max).map(|_| Job::new()).collect(),
             jobs_free: (0..limits.jobs_max as u32).rev().collect(),
             unlent: VecDeque::with_capacity(limits.jobs_max),
+            starved: VecDeque::with_capacity(limits.jobs_max),
             deadlines: Deadlines::new(count, limits.deadlines_ns),
             again: Vec::with_capacity(count),
             again_now: Vec::with_capacity(count),
@@ -249,6 +255,9 @@ impl<N: Network> Reactor<N> {
         }
         self.go_on(now_ns);
         self.flush(now_ns);
+        while self.feed_starved(now_ns) {
+            self.flush(now_ns);
+        }
         self.ring_workers();
         self.check_end(now_ns);
         Rest { again: !self.again.is_empty() || (self.accepts && self.can_accept()), wake_at_ns: self.wake_at_ns() }
@@ -259,7 +268,8 @@ impl<N: Network> Reactor<N> {
             Life::Draining { until_ns } => Some(until_ns),
             Life::Serving | Life::Ended => None,
         };
-        [self.deadlines.next_ns(), drained].into_iter().flatten().min()
+        let starved = self.starved.front().map(|(_, since_ns)| since_ns + STARVED_NS_MAX);
+        [self.deadlines.next_ns(), drained, starved].into_iter().flatten().min()
     }
 
     /// Everything that has come home.
