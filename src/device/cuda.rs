@@ -4,8 +4,9 @@
 //! without one [`devices`] says so. TensorRT itself is `device::tensorrt`'s, and objects of the driver have their owners in
 //! `driver`.
 //!
-//! Kernels that TensorRT-RTX compiles on this machine are kept beside the engine, in `<engine>.<capability>.kernels`: the
-//! second start finds them there. A file that is not from this library and GPU is written anew.
+//! Kernels that TensorRT-RTX compiles on this machine are kept beside the engine, in `<engine>.<capability>-<index>.kernels`:
+//! the second start finds them there. Each GPU has a file of its own, as one refuses what another of its kind has compiled
+//! (seen on two H200). A file that is not from this library and GPU is written anew.
 #![allow(unsafe_code)]
 
 mod driver;
@@ -72,6 +73,7 @@ fn describe(index: u32) -> Result<Found, cudarc::driver::DriverError> {
 /// One GPU.
 pub struct Cuda {
     name: String,
+    index: u32,
     capability: Capability,
     runtime: Runtime,
     rope: Rope,
@@ -107,12 +109,12 @@ impl Cuda {
         let primary = Primary::retain(device).map_err(said)?;
         primary.enter().map_err(said)?;
         let runtime = library.runtime()?;
-        Ok(Cuda { name, capability: found.capability, runtime, rope: Rope::new(bell), primary })
+        Ok(Cuda { name, index, capability: found.capability, runtime, rope: Rope::new(bell), primary })
     }
 
     fn kernels_file(&self, engine: &Path) -> PathBuf {
         let mut file = engine.as_os_str().to_owned();
-        file.push(format!(".{}.kernels", self.capability));
+        file.push(format!(".{}-{}.kernels", self.capability, self.index));
         file.into()
     }
 }
