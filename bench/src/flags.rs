@@ -150,6 +150,9 @@ pub struct LoadFlags {
     /// Writes the record there
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub json: Option<PathBuf>,
+    /// Writes a page there, with plots, which needs nothing but itself
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub html: Option<PathBuf>,
     /// Writes the corrected histogram there, as an interval log of hdrhistogram (with several runs one file each, numbered)
     #[arg(long, value_name = "FILE.hlog", help_heading = "Output")]
     pub hdr: Option<PathBuf>,

@@ -58,6 +58,9 @@ pub struct SweepFlags {
     /// Writes the record there
     #[arg(long, value_name = "FILE")]
     pub json: Option<std::path::PathBuf>,
+    /// Writes a page there, with plots, which needs nothing but itself
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<std::path::PathBuf>,
 }
 
 fn named(text: &str) -> Result<(Task, String), String> {
