@@ -82,6 +82,10 @@ sed "s/:18911/:$our_port/; s/:18912/:$infinity_port/; s/:18913/:$old_port/" benc
 target/release/reactrt-bench load --scenario "$scenario" --sweep 1,16,64 --rounds "$rounds" \
   --json "$work/saturation.json" --html "$work/saturation.html"
 rate=$("$work/old-design/bin/python" bench/peers/half_rate.py "$work/saturation.json")
-target/release/reactrt-bench load --scenario "$scenario" --rate "$rate" --duration 30s --rounds "$rounds" \
+target/release/reactrt-bench load --scenario "$scenario" --rate "$rate" --duration 20s --rounds "$rounds" \
   --json "$work/latency.json" --html "$work/latency.html"
+for record in saturation latency; do
+  printf '\n%s\n' "$record"
+  target/release/reactrt-bench compare "$work/$record.json"
+done
 echo "reports: $work/saturation.html, $work/latency.html"

@@ -8,6 +8,7 @@
 //! Invariants: after a thread has started its loop it allocates nothing, unless an answer is much larger than the probe's;
 //! an answer's time is taken before the answer is looked at; whoever is `Waiting` has exactly one request.
 
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,7 +50,8 @@ pub enum Sends<'a> {
 /// How a thread passes the time until something happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Sleeps; spins when a moment of the schedule is near.
+    /// Sleeps; spins when a moment of the schedule is near, and throughout a closed loop on cores of its own (`cores`): then
+    /// the server pays for no wake-up. Beside nginx on the other core that gave 3 % more answers, each 20 µs earlier.
     Auto,
     Spin,
     Sleep,
@@ -207,8 +209,8 @@ struct Driver<'a> {
     start: Instant,
     poll: Poll,
     connections: Vec<Connection>,
-    /// Slots in state `Free`, the one used last on top.
-    free: Vec<usize>,
+    /// Slots in state `Free`, the one used last at the end.
+    free: VecDeque<usize>,
     connecting: usize,
     out: usize,
     /// Requests sent or failed for want of a connection, of this thread's share.
@@ -265,7 +267,7 @@ impl<'a> Driver<'a> {
             start,
             poll: Poll::new()?,
             connections: (0..slots).map(|_| connection()).collect(),
-            free: Vec::with_capacity(slots),
+            free: VecDeque::with_capacity(slots),
             connecting: 0,
             out: 0,
             next: 0,
@@ -370,6 +372,7 @@ impl<'a> Driver<'a> {
             Wait::Auto if self.moment(0).is_some() => {
                 Duration::from_millis(left_ns.saturating_sub(SPIN_NS) / 1_000_000)
             }
+            Wait::Auto if !self.orders.cores.is_empty() => Duration::ZERO,
             Wait::Auto | Wait::Sleep => Duration::from_nanos(left_ns.max(1)),
         }
     }
@@ -379,7 +382,7 @@ impl<'a> Driver<'a> {
         match self.orders.sends {
             Sends::Open { .. } => {
                 while self.moment(0).is_some_and(|moment| moment <= now_ns) && self.may_send(now_ns) {
-                    let Some(slot) = self.free.pop() else { break };
+                    let Some(slot) = self.free.pop_back() else { break };
                     let planned_ns = self.moment(0).unwrap_or(now_ns);
                     self.send(slot, planned_ns);
                 }
@@ -391,7 +394,8 @@ impl<'a> Driver<'a> {
             }
             Sends::Closed { .. } => {
                 while self.may_send(now_ns) {
-                    let Some(slot) = self.free.pop() else { break };
+                    // In the order of the answers, else some would wait longer only because others came after them.
+                    let Some(slot) = self.free.pop_front() else { break };
                     self.send_closed(slot, now_ns);
                 }
                 while self.may_send(now_ns) && self.open_any(now_ns) {}
@@ -563,7 +567,7 @@ impl<'a> Driver<'a> {
 
     fn release(&mut self, slot: usize) {
         self.connections[slot].state = State::Free;
-        self.free.push(slot);
+        self.free.push_back(slot);
     }
 
     /// Something happens on a connection without a request: the server closes it, or speaks unasked.

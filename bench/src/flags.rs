@@ -134,13 +134,13 @@ pub struct LoadFlags {
     /// Threads that send, each with its share of connections and schedule [default: 1, or as many as --pin names cores]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=256), help_heading = "Generator")]
     pub threads: Option<u32>,
-    /// Cores for them
+    /// Cores for them, and for them alone: a closed loop then spins, too
     #[arg(long, value_name = "CORE,CORE,…", help_heading = "Generator")]
     pub pin: Option<Numbers<usize>>,
     /// Never sleeps
     #[arg(long, conflicts_with = "no_spin", help_heading = "Generator")]
     pub spin: bool,
-    /// Sleeps even shortly before a planned moment, which may then be missed by a millisecond
+    /// Always sleeps, even shortly before a planned moment, which may then be missed by a millisecond
     #[arg(long, help_heading = "Generator")]
     pub no_spin: bool,
     /// A line each second, even where stderr is no terminal
@@ -150,6 +150,9 @@ pub struct LoadFlags {
     /// Writes the record there
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub json: Option<PathBuf>,
+    /// Writes a page there, with plots, which needs nothing but itself
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub html: Option<PathBuf>,
     /// Writes the corrected histogram there, as an interval log of hdrhistogram (with several runs one file each, numbered)
     #[arg(long, value_name = "FILE.hlog", help_heading = "Output")]
     pub hdr: Option<PathBuf>,

@@ -1,22 +1,27 @@
 //! `reactrt-bench`: see the library. Here are the commands, what they print and their exit codes.
+//!
+//! What a command found goes to stdout, what happens meanwhile and what went wrong to stderr. Files are named before a run
+//! and written after it, also when the run is not to be believed.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::io::{IsTerminal, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
 
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
+use reactrt_bench::compare::{self, Outcome};
 use reactrt_bench::flags::{LoadFlags, Pattern};
-use reactrt_bench::record::{FORMAT, Load, Record, Run};
+use reactrt_bench::record::{FORMAT, Record, Run};
 use reactrt_bench::run::{Ready, Spec, is_clean};
 use reactrt_bench::search::search;
 use reactrt_bench::sweep::{SweepFlags, sweep};
-use reactrt_bench::{machine, scenario};
+use reactrt_bench::{machine, report, runs, scenario, table, words};
 
 /// Loads servers of embedding, reranker and NLI models, and measures them honestly.
 ///
-/// Exit codes: 0 all answers were right, 2 anything else.
+/// Exit codes: 0 all answers were right, or all that was compared is alike; 2 anything else.
 #[derive(Parser)]
 #[command(name = "reactrt-bench", version)]
 struct CommandLine {
@@ -28,23 +33,50 @@ struct CommandLine {
 enum Command {
     /// Sends requests when a schedule says (open loop), or as fast as they are answered (saturation)
     #[command(after_help = "Example: reactrt-bench load --url http://127.0.0.1:8887 --model all-MiniLM-L6-v2 \
-        --rate 200 --duration 30s --json out.json")]
+        --rate 60 --duration 30s --json out.json --html out.html")]
     Load(Box<LoadFlags>),
     /// 1 to 64 texts one after another against the same in one request, by task
     #[command(after_help = "Example: reactrt-bench sweep --url http://127.0.0.1:8887 \
-        --model embedding=all-MiniLM-L6-v2 --json sweep.json")]
+        --model embedding=all-MiniLM-L6-v2 --json sweep.json --html sweep.html")]
     Sweep(SweepFlags),
+    /// Ratios of several runs to the first with their spread, and whether their vectors are the same
+    #[command(after_help = "Example: reactrt-bench compare before.json after.json\n\n\
+        Of one record its labels are compared with its first. Exit code 2: something was measured otherwise on the \
+        two sides, or the vectors differ.")]
+    Compare(CompareFlags),
+    /// Shows records again: the tables, and the page with --html
+    #[command(after_help = "Example: reactrt-bench report before.json after.json --html both.html")]
+    Report(ReportFlags),
+}
+
+#[derive(Args)]
+struct CompareFlags {
+    /// Records that `load` or `sweep` wrote; the first is what the others are held against
+    #[arg(required = true, value_name = "RECORD.json")]
+    records: Vec<PathBuf>,
+}
+
+#[derive(Args)]
+struct ReportFlags {
+    /// Records that `load` or `sweep` wrote
+    #[arg(required = true, value_name = "RECORD.json")]
+    records: Vec<PathBuf>,
+    /// Writes a page for all of them there, which needs nothing but itself
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
     let outcome = match CommandLine::parse().command {
         Command::Load(_) => run_load(),
         Command::Sweep(flags) => run_sweep(&flags),
+        Command::Compare(flags) => run_compare(&flags),
+        Command::Report(flags) => run_report(&flags),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
-            eprintln!("error: {}", message.replace('\n', "\n       "));
+            let _ = writeln!(io::stderr(), "error: {}", message.replace('\n', "\n       "));
             ExitCode::from(2)
         }
     }
@@ -55,20 +87,23 @@ fn run_load() -> Result<(), String> {
     let words: Vec<OsString> = std::env::args_os().skip(2).collect();
     let targets = scenario::targets(&words)?;
     let general = &targets[0];
-    let shows_progress = general.progress || std::io::stderr().is_terminal();
+    let shows_progress = general.progress || io::stderr().is_terminal();
     let mut loads = Vec::new();
     for target in &targets {
         loads.push((target.spec(shows_progress)?, target.pattern()?));
     }
-    let labels: std::collections::BTreeSet<&str> = loads.iter().map(|(spec, _)| spec.label.as_str()).collect();
+    let labels: BTreeSet<&str> = loads.iter().map(|(spec, _)| spec.label.as_str()).collect();
     if labels.len() < loads.len() {
         return Err("two targets have one label; give each its own `label`".to_owned());
     }
+    let files = Files { json: general.json.as_deref(), html: general.html.as_deref(), hdr: general.hdr.as_deref() };
+    files.check()?;
     let mut record = begin();
-    let outcome = run_all(&loads, general, &mut record.runs)?;
-    write_json(&record, general.json.as_deref())?;
-    if let Some(file) = &general.hdr {
-        write_logs(&record, file)?;
+    let mut found = Vec::new();
+    let outcome = run_all(&loads, general, &mut record.runs, &mut found);
+    publish(&record, &files)?;
+    for line in found {
+        say(&line);
     }
     outcome?;
     judge(&record.runs, general.allow_errors, loads.iter().any(|(_, pattern)| is_search(pattern)))
@@ -81,8 +116,13 @@ fn is_search(pattern: &Pattern) -> bool {
     }
 }
 
-/// Runs every target, level and round. What the inner result says comes after the record has been written.
-fn run_all(loads: &[(Spec, Pattern)], general: &LoadFlags, runs: &mut Vec<Run>) -> Result<Result<(), String>, String> {
+/// Runs every target, level and round. `found` is what searches came to.
+fn run_all(
+    loads: &[(Spec, Pattern)],
+    general: &LoadFlags,
+    runs: &mut Vec<Run>,
+    found: &mut Vec<String>,
+) -> Result<(), String> {
     let ready = loads.iter().map(|(spec, _)| spec.prepare()).collect::<Result<Vec<Ready<'_>>, String>>()?;
     let levels = |pattern: &Pattern| match pattern {
         Pattern::Levels(levels) => levels.len(),
@@ -97,33 +137,136 @@ fn run_all(loads: &[(Spec, Pattern)], general: &LoadFlags, runs: &mut Vec<Run>) 
     if general.interleave {
         order.sort_by_key(|&(target, level, round)| (level, round, target));
     }
+    let is_alone = order.len() == 1;
     let mut unbearable = Vec::new();
     for (target, level, _) in order {
         match &loads[target].1 {
             Pattern::Levels(levels) => {
                 let run = ready[target].run(&levels[level])?;
-                summarise(&run);
+                if !is_alone {
+                    note(&run);
+                }
                 runs.push(run);
             }
             &Pattern::Search { bound, first_rate, arrivals, connections } => {
-                let found = search(&ready[target], bound, first_rate, arrivals, connections, &mut summarise)?;
+                let outcome = search(&ready[target], bound, first_rate, arrivals, connections, &mut note)?;
                 let label = &ready[target].spec.label;
-                match found.rate {
-                    Some(rate) => say(&format!("{label}: p99 stays below {bound:?} up to {rate:.1} requests/s")),
+                match outcome.rate {
+                    Some(rate) => found.push(format!("{label}: p99 stays below {bound:?} up to {rate:.1} requests/s")),
                     None => unbearable.push(format!("{label}: at no rate did p99 stay below {bound:?}")),
                 }
-                runs.extend(found.runs);
+                runs.extend(outcome.runs);
             }
         }
     }
-    Ok(if unbearable.is_empty() { Ok(()) } else { Err(unbearable.join("\n")) })
+    if unbearable.is_empty() { Ok(()) } else { Err(unbearable.join("\n")) }
 }
 
 fn run_sweep(flags: &SweepFlags) -> Result<(), String> {
+    let files = Files { json: flags.json.as_deref(), html: flags.html.as_deref(), hdr: None };
+    files.check()?;
     let mut record = begin();
-    record.runs = sweep(flags, &mut summarise)?;
-    write_json(&record, flags.json.as_deref())?;
+    record.runs = sweep(flags, &mut note)?;
+    publish(&record, &files)?;
     judge(&record.runs, flags.allow_errors, false)
+}
+
+fn run_compare(flags: &CompareFlags) -> Result<(), String> {
+    let records = read(&flags.records)?;
+    let mut text = Vec::new();
+    let outcome = compare::compare(&records, &mut text).map_err(|error| format!("the comparison: {error}"))?;
+    print(&text);
+    let Outcome { compared, refused, different_vectors } = outcome;
+    if different_vectors > 0 {
+        return Err(format!("the vectors of {} differ", words::plural(u64::from(different_vectors), "pair")));
+    }
+    if refused > 0 || compared == 0 {
+        return Err(format!("{} not comparable, {compared} compared", words::plural(u64::from(refused), "load")));
+    }
+    Ok(())
+}
+
+fn run_report(flags: &ReportFlags) -> Result<(), String> {
+    let files = Files { json: None, html: flags.html.as_deref(), hdr: None };
+    files.check()?;
+    let records = read(&flags.records)?;
+    let mut text = Vec::new();
+    for (index, (file, record)) in records.iter().enumerate() {
+        if records.len() > 1 {
+            let gap = if index > 0 { "\n" } else { "" };
+            text.extend(format!("{gap}{}\n", words::plain(file)).bytes());
+        }
+        table::write(record, &mut text).map_err(|error| format!("the table: {error}"))?;
+    }
+    print(&text);
+    files.write_html(&records)
+}
+
+fn read(files: &[PathBuf]) -> Result<Vec<(String, Record)>, String> {
+    files.iter().map(|file| Ok((file.display().to_string(), report::read(file)?))).collect()
+}
+
+/// Where a record goes.
+struct Files<'a> {
+    json: Option<&'a Path>,
+    html: Option<&'a Path>,
+    /// With several runs one file each, numbered.
+    hdr: Option<&'a Path>,
+}
+
+impl Files<'_> {
+    /// Says before a run, which may take an hour, what could not be written after it.
+    fn check(&self) -> Result<(), String> {
+        for file in [self.json, self.html, self.hdr].into_iter().flatten() {
+            let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            if !folder.is_dir() {
+                return Err(format!("{}: there is no folder {}", file.display(), folder.display()));
+            }
+            if file.is_dir() {
+                return Err(format!("{}: is a folder; name a file", file.display()));
+            }
+        }
+        Ok(())
+    }
+
+    fn write_json(&self, record: &Record) -> Result<(), String> {
+        let Some(file) = self.json else { return Ok(()) };
+        let text = serde_json::to_string_pretty(record).map_err(|error| format!("the record: {error}"))?;
+        write_file(file, &(text + "\n"))
+    }
+
+    fn write_html(&self, records: &[(String, Record)]) -> Result<(), String> {
+        self.html.map_or(Ok(()), |file| write_file(file, &report::html(records)))
+    }
+
+    fn write_logs(&self, record: &Record) -> Result<(), String> {
+        let Some(file) = self.hdr else { return Ok(()) };
+        let latencies = record.runs.iter().filter_map(|run| run.latency.as_ref());
+        let logs: Vec<&str> = latencies.map(|latency| latency.interval_log.as_str()).collect();
+        for (index, log) in logs.iter().enumerate() {
+            write_file(&if logs.len() == 1 { file.to_owned() } else { numbered(file, index + 1) }, log)?;
+        }
+        Ok(())
+    }
+}
+
+fn write_file(file: &Path, text: &str) -> Result<(), String> {
+    std::fs::write(file, text).map_err(|error| format!("{}: {error}", file.display()))
+}
+
+/// The table on stdout, and the files. Without a run there is nothing to show or to keep.
+fn publish(record: &Record, files: &Files<'_>) -> Result<(), String> {
+    if record.runs.is_empty() {
+        return Ok(());
+    }
+    let mut text = Vec::new();
+    table::write(record, &mut text).map_err(|error| format!("the table: {error}"))?;
+    print(&text);
+    // The record first: all the rest can be made of it again.
+    files.write_json(record)?;
+    files.write_logs(record)?;
+    let name = files.json.or(files.html).map_or(String::new(), |file| file.display().to_string());
+    files.write_html(&[(name, record.clone())])
 }
 
 fn begin() -> Record {
@@ -158,26 +301,6 @@ fn judge(runs: &[Run], allow_errors: bool, is_search: bool) -> Result<(), String
     Ok(())
 }
 
-fn write_json(record: &Record, file: Option<&Path>) -> Result<(), String> {
-    let Some(file) = file else { return Ok(()) };
-    let text = serde_json::to_string_pretty(record).map_err(|error| format!("the record: {error}"))?;
-    std::fs::write(file, text + "\n").map_err(|error| format!("{}: {error}", file.display()))
-}
-
-fn write_logs(record: &Record, file: &Path) -> Result<(), String> {
-    let logs: Vec<&str> = record
-        .runs
-        .iter()
-        .filter_map(|run| run.latency.as_ref())
-        .map(|latency| latency.interval_log.as_str())
-        .collect();
-    for (index, log) in logs.iter().enumerate() {
-        let path = if logs.len() == 1 { file.to_owned() } else { numbered(file, index + 1) };
-        std::fs::write(&path, log).map_err(|error| format!("{}: {error}", path.display()))?;
-    }
-    Ok(())
-}
-
 /// `out.hlog` becomes `out-3.hlog`.
 fn numbered(file: &Path, number: usize) -> PathBuf {
     let stem = file.file_stem().unwrap_or_default().to_string_lossy();
@@ -185,54 +308,31 @@ fn numbered(file: &Path, number: usize) -> PathBuf {
     file.with_file_name(format!("{stem}-{number}{extension}"))
 }
 
-/// Two lines for people; the record has the rest.
-fn summarise(run: &Run) {
-    let load = match &run.load {
-        Load::Open { rate, .. } => format!("open loop, {rate} requests/s asked"),
-        Load::Closed { concurrency } => format!("saturation, {concurrency} connections"),
-    };
-    let rates = format!("{:.1} requests/s, {:.1} texts/s", run.rates.requests, run.rates.texts);
+/// A line on stderr for a run of a series that goes on; the table comes when all are through.
+fn note(run: &Run) {
     let latency = match &run.latency {
         Some(latency) => {
-            let (corrected, raw) = (&latency.corrected, &latency.uncorrected);
-            let beside = match run.load {
-                Load::Open { .. } => format!(" (p99 from sending {})", time(raw.p99)),
-                Load::Closed { .. } => String::new(),
-            };
-            let [p50, p90, p99, p999, max] =
-                [corrected.p50, corrected.p90, corrected.p99, corrected.p999, corrected.max].map(time);
-            format!("p50 {p50}, p90 {p90}, p99 {p99}, p99.9 {p999}, max {max}{beside}")
+            let [p50, p99] = [latency.corrected.p50, latency.corrected.p99].map(words::time);
+            format!("p50 {p50}, p99 {p99}")
         }
         None => "no latency".to_owned(),
     };
-    say(&format!("{}: {load}: {rates}; {latency}", run.label));
-    let counts = &run.counts;
-    let mut line = format!("  {} sent, {} right", counts.sent, counts.correct);
-    let others = [
-        (counts.wrong, "wrong"),
-        (counts.failed, "failed"),
-        (counts.aborted, "aborted"),
-        (counts.late, "late by more than 100 µs"),
-        (counts.unsent, "never sent, so that the latency is too low"),
-    ];
-    for (count, word) in others.iter().filter(|(count, _)| *count > 0) {
-        line += &format!(", {count} {word}");
-    }
-    for (kind, count) in &counts.errors {
-        line += &format!("; {kind}: {count}");
-    }
-    say(&line);
+    let texts = match run.workload.per_request.as_str() {
+        "1" => String::new(),
+        several => format!(", {several} texts each"),
+    };
+    let doubts: Vec<String> = runs::doubts(run).iter().map(|doubt| format!("; {doubt}")).collect();
+    let (load, rate) = (words::load(&run.load), words::number(run.rates.requests));
+    let line = format!("{}: {load}{texts}: {rate} requests/s, {latency}{}", run.label, doubts.concat());
+    let _ = writeln!(io::stderr(), "{}", words::plain(&line));
 }
 
-/// A line on stdout. That nobody reads it any more is no reason to end a run.
+/// A line on stdout.
 fn say(line: &str) {
-    let _ = writeln!(std::io::stdout(), "{line}");
+    print(format!("{line}\n").as_bytes());
 }
 
-fn time(us: f64) -> String {
-    match us {
-        _ if us < 1e3 => format!("{us:.0} µs"),
-        _ if us < 1e6 => format!("{:.2} ms", us / 1e3),
-        _ => format!("{:.2} s", us / 1e6),
-    }
+/// On stdout. That nobody reads it any more is no reason to end a run.
+fn print(text: &[u8]) {
+    let _ = io::stdout().write_all(text).and_then(|()| io::stdout().flush());
 }

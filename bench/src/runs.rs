@@ -94,6 +94,16 @@ pub fn correction_matters(latency: &Latency) -> bool {
     pairs.into_iter().any(|(corrected, uncorrected)| (corrected - uncorrected).abs() > 0.05 * uncorrected.abs())
 }
 
+/// How many requests after one another one latency stands for: more than one in `sweep`'s serial runs, whose `per_request` says
+/// how many texts were measured as one.
+pub fn requests_in_one(run: &Run) -> f64 {
+    let each = run.counts.texts as f64 / run.counts.correct as f64;
+    match run.workload.per_request.parse::<f64>() {
+        Ok(texts) if each > 0.0 => (texts / each).max(1.0),
+        Ok(_) | Err(_) => 1.0,
+    }
+}
+
 /// Requests written per second, what an open loop's rate is held against.
 pub fn reached(run: &Run) -> f64 {
     if run.duration_s > 0.0 { run.counts.sent as f64 / run.duration_s } else { f64::NAN }

@@ -24,7 +24,7 @@ const ALTERNATIVES: &[&[&str]] = &[
 ];
 
 /// Keys that are not one target's.
-const GENERAL: &[&str] = &["rounds", "interleave", "allow-errors", "progress", "json", "hdr"];
+const GENERAL: &[&str] = &["rounds", "interleave", "allow-errors", "progress", "json", "html", "hdr"];
 
 /// A key of the file as the flag that it is.
 #[derive(Clone, Debug, PartialEq, Eq)]

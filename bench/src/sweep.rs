@@ -52,12 +52,15 @@ pub struct SweepFlags {
     /// Ends well (exit code 0) in spite of wrong answers and failures, if at least one answer was right
     #[arg(long)]
     pub allow_errors: bool,
-    /// A core for the generator
+    /// A core for the generator alone
     #[arg(long, value_name = "CORE")]
     pub pin: Option<usize>,
     /// Writes the record there
     #[arg(long, value_name = "FILE")]
     pub json: Option<std::path::PathBuf>,
+    /// Writes a page there, with plots, which needs nothing but itself
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<std::path::PathBuf>,
 }
 
 fn named(text: &str) -> Result<(Task, String), String> {

@@ -66,6 +66,8 @@ fn wrong_commands() {
     assert!(load("--rate 10 --api cohere").contains("serves reranking only"));
     assert!(load("--rate 10 --api raw").contains("--path is missing"));
     assert!(load("--concurrency 1 --requests 1 --warmup 0s --json /no/folder/x.json").contains("/no/folder/x.json"));
+    assert!(load("--concurrency 1 --html /no/folder/x.html").contains("there is no folder /no/folder"));
+    assert!(load("--concurrency 1 --hdr /tmp").contains("/tmp: is a folder"));
     assert!(load("--concurrency 1 --requests 1 --warmup 0s --pin 4096").contains("--pin 4096"));
     assert!(load("--rate 1e7 --duration 1h").contains("more than one run may have"));
     assert!(load("--rate 0.001 --duration 1s").contains("no request falls into the measured part"));
@@ -94,6 +96,30 @@ fn wrong_scenarios() {
     let error = refused(&["load", "--scenario", path]);
     assert!(error.contains(&format!("{path}:3: unknown key \"concurency\"; did you mean \"concurrency\"?")), "{error}");
     assert!(refused(&["load", "--scenario", "/no/such.yaml"]).contains("/no/such.yaml"));
+}
+
+#[test]
+fn wrong_records() {
+    let path = file("no-record.json");
+    let path = path.to_str().unwrap();
+    for (text, part) in [("{", "not JSON"), ("{}", "it has no `format`"), ("{\"format\": 999}", "format 999")] {
+        std::fs::write(path, text).unwrap();
+        for command in ["compare", "report"] {
+            let error = refused(&[command, path]);
+            assert!(error.contains(path) && error.contains(part), "{error}");
+        }
+    }
+    assert!(refused(&["compare", "/no/such.json"]).contains("/no/such.json"));
+    assert!(refused(&["compare"]).contains("<RECORD.json>"));
+}
+
+#[test]
+fn every_command_shows_an_example() {
+    for command in ["load", "sweep", "compare", "report"] {
+        let help = bench(&[command, "--help"]);
+        assert_eq!(help.code, Some(0));
+        assert!(help.out.contains(&format!("Example: reactrt-bench {command} ")), "{}", help.out);
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use reactrt_bench::record::{
     Arrivals, Counts, FORMAT, Latency, Load, Machine, Rates, Record, Run, Sample, ServerSide, Stage, Summary, Target,
     Workload,
 };
-use reactrt_bench::{report, table, words};
+use reactrt_bench::{report, runs, table, words};
 
 const QUANTILES: usize = 60;
 
@@ -581,4 +581,25 @@ fn a_record_is_read_back_and_what_is_none_is_said() {
     assert!(error.contains("no/such/file.json: cannot be read"), "{error}");
     let error = report::read(&PathBuf::from(env!("CARGO_TARGET_TMPDIR"))).expect_err("a folder");
     assert!(error.contains("cannot be read"), "{error}");
+}
+
+#[test]
+fn a_latency_of_several_requests_is_shared_out_before_stages_are_held_against_it() {
+    let mut serial = closed("embedding serial", 1, 4000.0, 500.0, 20_000.0);
+    serial.workload.per_request = "8".to_owned();
+    serial.counts.texts = serial.counts.correct;
+    assert_eq!(runs::requests_in_one(&serial), 8.0);
+    let mut batch = serial.clone();
+    batch.counts.texts = 8 * batch.counts.correct;
+    assert_eq!(runs::requests_in_one(&batch), 1.0);
+    let mean_us = serial.latency.as_ref().unwrap().uncorrected.mean;
+    serial.stages.iter_mut().for_each(|stage| stage.mean = 1.0);
+    let page = report::html(&[("serial.json".to_owned(), record(vec![serial.clone()]))]);
+    assert!(page.contains(&words::time(mean_us / 8.0)), "{}", words::time(mean_us / 8.0));
+    for words in ["uniform 1 to 64", "0", ""] {
+        serial.workload.per_request = words.to_owned();
+        assert_eq!(runs::requests_in_one(&serial), 1.0, "{words}");
+    }
+    serial.counts.correct = 0;
+    assert_eq!(runs::requests_in_one(&serial), 1.0);
 }

@@ -95,6 +95,68 @@ fn stages_tokens_and_batches_come_from_the_server() {
 }
 
 #[test]
+fn a_run_leaves_a_record_a_page_and_a_log_that_tell_the_same() {
+    with_server(|address| {
+        let (page, log) = (file("files.html"), file("files.hlog"));
+        let outputs = format!("--html {} --hdr {}", page.display(), log.display());
+        let words = "load --model embed --rate 400 --warmup 100ms --duration 500ms --keep-samples 3 --digest";
+        let (outcome, record) = run(address, "files", &format!("{words} {outputs}"));
+        assert_eq!(outcome.error, "", "one run alone needs no notes");
+        let counts = &record.runs[0].counts;
+        let latency = record.runs[0].latency.as_ref().unwrap();
+        assert!(counts.correct > 100 && latency.corrected.count == counts.correct, "{counts:?}");
+        for part in ["p99.9", "open, 400/s", &reactrt_bench::words::time(latency.corrected.p50), "tokenize"] {
+            assert!(outcome.out.contains(part), "{part}: {}", outcome.out);
+        }
+
+        let hdr = std::fs::read_to_string(&log).unwrap();
+        assert_eq!(hdr, latency.interval_log);
+        assert!(hdr.lines().any(|line| line.starts_with('#')) && hdr.contains("HIST"), "{hdr}");
+
+        let html = std::fs::read_to_string(&page).unwrap();
+        assert!(html.starts_with("<!DOCTYPE html>") && html.ends_with("</html>\n"));
+        assert!(html.contains("<svg") && html.contains(&reactrt_bench::words::time(latency.corrected.p99)));
+        assert!(html.contains("--html") && html.contains(&record.began), "how and when it was made");
+
+        // The record holds all that the page shows.
+        let (json, again) = (file("server-files.json"), file("files-again.html"));
+        let json = json.to_str().unwrap();
+        let outcome = bench(&["report", json, "--html", again.to_str().unwrap()]);
+        assert_eq!(outcome.code, Some(0), "{}", outcome.error);
+        assert!(std::fs::read_to_string(&again).unwrap() == html, "report makes another page of the record");
+
+        // With itself it compares well, with another load not at all.
+        let outcome = bench(&["compare", json, json]);
+        assert_eq!(outcome.code, Some(0), "{}{}", outcome.out, outcome.error);
+        assert!(outcome.out.contains("1.000 ×") && outcome.out.contains("digests: equal"), "{}", outcome.out);
+        assert!(outcome.out.contains("vectors of 3 texts: smallest cosine 1.0000000"), "{}", outcome.out);
+        let (_, _) = run(address, "files-other", "load --model embed --rate 300 --warmup 0s --duration 300ms");
+        let other = file("server-files-other.json");
+        let outcome = bench(&["compare", json, other.to_str().unwrap()]);
+        assert_eq!(outcome.code, Some(2), "{}", outcome.out);
+        assert!(outcome.out.contains("not comparable") && outcome.error.contains("1 load not comparable"));
+    });
+}
+
+#[test]
+fn vectors_of_another_model_do_not_pass_the_comparison() {
+    with_server(|address| {
+        let words = "load --concurrency 2 --requests 40 --warmup 0s --keep-samples 5 --model";
+        let of = |name: &str| {
+            run(address, name, &format!("{words} embed"));
+            file(&format!("server-{name}.json"))
+        };
+        let (one, other) = (of("vectors-a"), of("vectors-b"));
+        let mut record: Record = serde_json::from_str(&std::fs::read_to_string(&other).unwrap()).unwrap();
+        record.runs[0].samples[2].values.reverse();
+        std::fs::write(&other, serde_json::to_string(&record).unwrap()).unwrap();
+        let outcome = bench(&["compare", one.to_str().unwrap(), other.to_str().unwrap()]);
+        assert_eq!(outcome.code, Some(2), "{}", outcome.out);
+        assert!(outcome.out.contains("VECTORS DIFFER") && outcome.error.contains("the vectors of 1 pair differ"));
+    });
+}
+
+#[test]
 fn the_sweep_has_two_runs_for_each_point() {
     with_server(|address| {
         let words =

@@ -6,7 +6,7 @@
 
 use super::Report;
 use crate::plot::{self, Axis, Bars, Chart, Colour, Key, Line, Part, Place, Row, Stroke, Symbol};
-use crate::record::{Load, Run, Summary};
+use crate::record::{Latency, Load, Run, Summary};
 use crate::runs::{self, Group, Point};
 use crate::words::{self, TimeUnit};
 
@@ -393,7 +393,9 @@ pub(super) fn stages(report: &Report) -> Option<(Vec<Key>, Bars, usize)> {
             continue;
         }
         let inside: f64 = run.stages.iter().map(|stage| stage.mean.max(0.0)).sum();
-        let whole = run.latency.as_ref().map_or(inside, |latency| latency.uncorrected.mean.max(inside));
+        // Stages are those of one request, also where a latency is that of several.
+        let each = |latency: &Latency| (latency.uncorrected.mean / runs::requests_in_one(run)).max(inside);
+        let whole = run.latency.as_ref().map_or(inside, each);
         whole_times.add(whole);
         rows.push((report.point_name(group, point), run, inside, whole));
         for stage in &run.stages {
