@@ -263,6 +263,19 @@ fn bodies_beyond_the_limits_are_refused_and_cost_nothing() {
 }
 
 #[test]
+fn the_cpu_device_pads_nothing_and_says_so() {
+    let server = start(settings(DeviceName::Cpu));
+    assert_eq!(server.post("/infer/embed", r#"{"documents":["a b c", "a"]}"#).status, 200);
+    let metrics = server.get("/metrics").text().to_owned();
+    let value = |name: &str| {
+        let line = metrics.lines().find(|line| line.starts_with(name)).expect("it is shown");
+        line.rsplit(' ').next().expect("with a value").parse::<u64>().expect("a number")
+    };
+    let computed = value("reactrt_bucket_tokens_total{");
+    assert!(computed > 0 && computed == value("reactrt_batch_tokens_total{"), "{metrics}");
+}
+
+#[test]
 fn eight_million_letters_in_one_body_are_refused_by_count() {
     let mut settings = settings(DeviceName::Sim);
     settings.limits.body_bytes_max = 34 << 20;

@@ -141,6 +141,10 @@ impl Device for Cpu {
         Ok(busy_ns)
     }
 
+    fn computed_tokens(&self, plan: &Plan, _bucket: Bucket) -> u64 {
+        plan.tokens.into()
+    }
+
     fn health(&self) -> Health {
         Health::Ready
     }

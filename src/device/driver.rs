@@ -221,7 +221,7 @@ impl Driver {
         let fault = match result {
             Ok(busy_ns) => {
                 let bucket = self.offer(plan.model).buckets[plan.bucket as usize];
-                self.ports.counters.count_batch(plan, bucket.tokens().into(), busy_ns);
+                self.ports.counters.count_batch(plan, self.device.computed_tokens(plan, bucket), busy_ns);
                 None
             }
             Err(fault) => Some(fault),

@@ -218,6 +218,11 @@ pub trait Device: Send {
         None
     }
 
+    /// Tokens that it computes for this plan, padding included: the whole bucket, unless buckets are only bounds to it.
+    fn computed_tokens(&self, _plan: &Plan, bucket: Bucket) -> u64 {
+        bucket.tokens().into()
+    }
+
     /// What it counts beside what every device does, if it is a GPU.
     fn gpu(&self) -> Option<Arc<gpu::GpuCounters>> {
         None
