@@ -86,7 +86,7 @@ for round in $(seq "$rounds"); do
   status=$(run_bench --concurrency "$connections" --check status)
   full=$(run_bench --concurrency "$connections" --check full)
   one_wrk=$(run_wrk 1)
-  one=$(run_bench --concurrency 1 --check status --no-spin) # wrk sleeps
+  one=$(run_bench --concurrency 1 --check status)
   open=$(run_bench --rate "$rate" --connections "$connections" --check full)
   echo "$round $wrk $status $full $one_wrk $one $open" | awk -v c="$connections" '{
     printf "%-5s %7.0f %8.0f %6.3f %7.0f %6.3f | %8.3f %8.3f | %8.3f %8.3f %6.3f | %12.1f\n", $1, $2, $6, $6 / $2, $11, $11 / $2,

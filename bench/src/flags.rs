@@ -134,7 +134,7 @@ pub struct LoadFlags {
     /// Threads that send, each with its share of connections and schedule [default: 1, or as many as --pin names cores]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=256), help_heading = "Generator")]
     pub threads: Option<u32>,
-    /// Cores for them, and for them alone: a closed loop then spins, too
+    /// Cores for them
     #[arg(long, value_name = "CORE,CORE,…", help_heading = "Generator")]
     pub pin: Option<Numbers<usize>>,
     /// Never sleeps

@@ -52,7 +52,7 @@ pub struct SweepFlags {
     /// Ends well (exit code 0) in spite of wrong answers and failures, if at least one answer was right
     #[arg(long)]
     pub allow_errors: bool,
-    /// A core for the generator alone
+    /// A core for the generator
     #[arg(long, value_name = "CORE")]
     pub pin: Option<usize>,
     /// Writes the record there
