@@ -15,6 +15,7 @@ use crate::device::{Bucket, Layout, LoadError};
 use crate::model::convert::{self, Dtype, Metadata};
 use crate::model::engine::{Capability, Profile, Target, Tensor};
 use crate::model::fetch::Staging;
+use crate::model::files::{Outputs, folder_of};
 use crate::model::manifest::{self, Facts, Manifest, TokenizerFile};
 use crate::model::onnx::Summary;
 use crate::model::{Model, Task};
@@ -108,30 +109,20 @@ struct Places {
 impl Places {
     fn check(options: &Options) -> Result<Places, LoadError> {
         let engine = options.output.clone();
-        if engine.is_dir() || engine.file_name().is_none() {
-            return Err(at(&engine, "a folder; name the engine's file"));
+        let mut outputs = Outputs::default();
+        match &options.origin {
+            Origin::Onnx(onnx) => reads_onnx(&mut outputs, onnx),
+            Origin::Folder { folder, onnx, .. } => {
+                outputs.reads_folder(folder);
+                onnx.iter().for_each(|kept| outputs.onnx(kept));
+            }
         }
+        options.tokenizer.iter().for_each(|tokenizer| outputs.reads_tokenizer(tokenizer));
+        outputs.engine(&engine);
+        options.timing_cache.iter().for_each(|times| outputs.other("the timing cache", times));
+        outputs.check()?;
         let (manifest, tokenizer) = (manifest::path_of(&engine), manifest::tokenizer_of(&engine));
-        let places = Places { engine, manifest, tokenizer };
-        if !places.folder().is_dir() {
-            return Err(at(places.folder(), "no such folder to write into"));
-        }
-        let read = [
-            match &options.origin {
-                Origin::Onnx(onnx) => Some(onnx.as_path()),
-                Origin::Folder { .. } => None,
-            },
-            options.tokenizer.as_deref(),
-        ];
-        let kept = match &options.origin {
-            Origin::Folder { onnx, .. } => onnx.as_ref(),
-            Origin::Onnx(_) => None,
-        };
-        let written = [&places.engine, &places.manifest, &places.tokenizer];
-        for file in written.into_iter().chain(&options.timing_cache).chain(kept) {
-            replaceable(file, &read)?;
-        }
-        Ok(places)
+        Ok(Places { engine, manifest, tokenizer })
     }
 
     fn folder(&self) -> &Path {
@@ -177,23 +168,15 @@ fn put(staging: &Staging, name: &str, bytes: &[u8], place: &Path) -> Result<Path
     Ok(path)
 }
 
-fn folder_of(file: &Path) -> &Path {
-    match file.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        Some(_) | None => Path::new("."),
-    }
-}
-
-/// Whether a file may take this place: it holds a file that is not one of those that are read, or nothing.
-fn replaceable(place: &Path, read: &[Option<&Path>]) -> Result<(), LoadError> {
-    match place.symlink_metadata() {
-        Ok(_) if !place.is_file() => return Err(at(place, "the output must be a file, and this is none")),
-        Ok(_) | Err(_) => {}
-    }
-    let Ok(there) = place.canonicalize() else { return Ok(()) };
-    match read.iter().flatten().any(|path| path.canonicalize().is_ok_and(|path| path == there)) {
-        true => Err(at(place, "the output would replace what the engine is made from")),
-        false => Ok(()),
+/// An ONNX file, the weights beside it, and the tokenizers that it may come with.
+fn reads_onnx(outputs: &mut Outputs, onnx: &Path) {
+    outputs.reads(onnx);
+    outputs.reads_tokenizer(&onnx.with_file_name("tokenizer.json"));
+    // What is wrong with the file is said when it is read in earnest.
+    let Ok(summary) = Summary::read(onnx) else { return };
+    summary.external.iter().for_each(|name| outputs.reads(onnx.with_file_name(name)));
+    if let Ok(Some(metadata)) = Metadata::of(&summary) {
+        outputs.reads_tokenizer(&metadata.tokenizer);
     }
 }
 
