@@ -75,7 +75,7 @@ use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 
-pub use metadata::{Metadata, read};
+pub use metadata::{LENGTH_MAX, Metadata, read};
 
 use super::files::Outputs;
 use super::onnx::{self, Graph, WriteError};
@@ -192,6 +192,11 @@ pub fn convert(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<
     let started = Instant::now();
     check(options)?;
     let model = folder::read(&options.folder, options.tokenizer.as_deref(), &options.settings())?;
+    if model.max_length > LENGTH_MAX {
+        let words =
+            format!("{} tokens a text; at most {LENGTH_MAX} are converted: give a max_length", model.max_length);
+        return Err(LoadError(format!("{}: {words}", options.folder.display())));
+    }
     let weights = Weights::open(source_folder(&model))?;
     check_output(options, &weights, &model.tokenizer)?;
     let parameters = Parameters::resolve(&weights, &model)?;
@@ -239,18 +244,25 @@ fn check_output(options: &Options, weights: &Weights, tokenizer: &Path) -> Resul
 
 /// What is wrong with the options themselves, before anything is read.
 pub fn check(options: &Options) -> Result<(), LoadError> {
-    if !OPSETS.contains(&options.opset) {
-        let (first, last) = (OPSETS.start(), OPSETS.end());
-        return Err(LoadError(format!("opset {}: this converter writes {first} to {last}", options.opset)));
-    }
-    if options.max_length == Some(0) {
-        return Err(LoadError("max_length 0: a text has at least one token".into()));
-    }
+    check_numbers(options.opset, options.max_length)?;
     let mut outputs = Outputs::default();
     outputs.reads_folder(&options.folder);
     options.tokenizer.iter().for_each(|tokenizer| outputs.reads_tokenizer(tokenizer));
     outputs.onnx(&options.output);
     outputs.check()
+}
+
+pub fn check_numbers(opset: u32, max_length: Option<usize>) -> Result<(), LoadError> {
+    if !OPSETS.contains(&opset) {
+        let (first, last) = (OPSETS.start(), OPSETS.end());
+        return Err(LoadError(format!("opset {opset}: this converter writes {first} to {last}")));
+    }
+    match max_length {
+        Some(length) if !(1..=LENGTH_MAX).contains(&length) => {
+            Err(LoadError(format!("max_length {length}; a number from 1 to {LENGTH_MAX} is needed")))
+        }
+        Some(_) | None => Ok(()),
+    }
 }
 
 fn source_folder(model: &Model) -> &Path {

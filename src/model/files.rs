@@ -60,6 +60,14 @@ pub fn read_regular(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Whether the files that an ONNX file's tensors lie in can be opened, before a library tries.
+pub fn check_external(onnx: &Path, summary: &Summary) -> Result<(), LoadError> {
+    summary.external.iter().try_for_each(|name| {
+        let path = onnx.with_file_name(name);
+        open_regular(&path).map(|_| ()).map_err(|error| at(onnx, format!("its weights in {}: {error}", path.display())))
+    })
+}
+
 /// The file `tokenizer.json` of what may be its folder.
 pub fn tokenizer_in(given: &Path) -> PathBuf {
     if given.is_dir() { given.join("tokenizer.json") } else { given.to_owned() }
