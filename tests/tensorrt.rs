@@ -509,15 +509,18 @@ mod rtx {
             return;
         }
         let folder = place("beside");
-        for entry in std::fs::read_dir(&oracle::small("bert-embedding-mean").folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_file() {
-                std::fs::copy(&path, folder.join(path.file_name().unwrap())).unwrap();
+        let source = oracle::small("bert-embedding-mean").folder;
+        std::fs::create_dir(folder.join("1_Pooling")).unwrap();
+        let below = Path::new("1_Pooling/config.json").to_owned();
+        for name in names(&source).into_iter().map(PathBuf::from).chain([below]) {
+            if source.join(&name).is_file() {
+                std::fs::copy(source.join(&name), folder.join(&name)).unwrap();
             }
         }
         let model = folder.display().to_string();
         let read = || -> Vec<(String, Vec<u8>)> {
-            names(&folder).into_iter().map(|name| (name.clone(), std::fs::read(folder.join(&name)).unwrap())).collect()
+            let files = names(&folder).into_iter().filter(|name| folder.join(name).is_file());
+            files.map(|name| (name.clone(), std::fs::read(folder.join(&name)).unwrap())).collect()
         };
         let before = read();
         let to = |command: &str, output: &str, more: &str| {
