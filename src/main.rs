@@ -4,7 +4,8 @@
 //! each has its documentation and its default from there. Exit codes: 0 done, 1 something failed at run time, 2 the command
 //! line or the configuration is wrong. Problems go to the error stream in one block.
 
-use std::fmt::Display;
+use std::fmt::{Display, Write as _};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -325,12 +326,54 @@ fn main() -> ExitCode {
         Err(Failure::Run(message)) => (message, 1),
         Err(Failure::Usage(message)) => (message, 2),
     };
-    eprintln!("error: {}", message.replace('\n', "\n       "));
+    complain(&format!("error: {}", message.replace('\n', "\n       ")));
     ExitCode::from(code)
+}
+
+/// Writes to the output. A reader who has gone away has seen enough.
+fn say(text: &str) -> Result<(), Failure> {
+    let mut output = std::io::stdout().lock();
+    let written = output.write_all(visible(text).as_bytes()).and_then(|()| output.flush());
+    match written {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Failure::Run(format!("the output cannot be written: {error}")))
+        }
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+/// Writes a line to the error stream; where that is closed there is nobody to tell.
+fn complain(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{}", visible(text));
+}
+
+/// The text with what terminals obey, and what turns lines round, as escapes that JSON knows too: names in files are
+/// anybody's.
+fn visible(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for letter in text.chars() {
+        let turns = matches!(letter, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        if turns || (letter.is_control() && letter != '\n') {
+            write!(shown, "\\u{:04x}", u32::from(letter)).expect("a String takes all");
+        } else {
+            shown.push(letter);
+        }
+    }
+    shown
 }
 
 fn failed(error: impl Display) -> Failure {
     Failure::Run(error.to_string())
+}
+
+fn wrong(error: impl Display) -> Failure {
+    Failure::Usage(error.to_string())
+}
+
+/// A path that is here, or what its name on the hub stands for. That there is no such path is the command line's fault.
+fn resolve(text: &str, wanted: Wanted) -> Result<PathBuf, Failure> {
+    fetch::origin(text).map_err(wrong)?;
+    fetch::resolve(text, wanted).map_err(failed)
 }
 
 fn load(file: &Path, flags: SettingFlags) -> Result<Settings, Failure> {
@@ -363,15 +406,16 @@ fn run_demo(arguments: Demo) -> Result<(), Failure> {
     // Said when it is true: the port may be taken.
     let announce = |address: std::net::SocketAddr| {
         shown.server.port = address.port();
-        print!("{}", demo::welcome(&shown, &prepared));
+        // It serves, whether or not anybody reads this.
+        let _ = say(&demo::welcome(&shown, &prepared));
     };
     serve::run(settings, announce).map_err(failed)
 }
 
 fn run_convert(arguments: &Convert) -> Result<(), Failure> {
-    let folder = fetch::resolve(&arguments.model, Wanted::Model).map_err(failed)?;
+    let folder = resolve(&arguments.model, Wanted::Model)?;
     let tokenizer = match &arguments.tokenizer {
-        Some(tokenizer) => Some(fetch::resolve(tokenizer, Wanted::Tokenizer).map_err(failed)?),
+        Some(tokenizer) => Some(resolve(tokenizer, Wanted::Tokenizer)?),
         None => None,
     };
     let task = match arguments.task {
@@ -383,17 +427,20 @@ fn run_convert(arguments: &Convert) -> Result<(), Failure> {
     (options.dtype, options.layout) = (arguments.dtype.into(), arguments.layout.into());
     options.opset = arguments.opset;
     options.max_length = arguments.max_length;
+    convert::check(&options).map_err(wrong)?;
     let mut bar = fetch::bar();
     let report = convert::convert(&options, &mut |progress| bar(step(progress))).map_err(failed)?;
     bar(fetch::Progress::Finished);
     let written = &report.written;
     let megabytes = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
-    println!("{}: {}, {} nodes", options.output.display(), megabytes(written.model_bytes), report.nodes);
+    let mut lines =
+        vec![format!("{}: {}, {} nodes", options.output.display(), megabytes(written.model_bytes), report.nodes)];
     if let Some((file, bytes)) = &written.external {
-        println!("{}: {} of weights, which belong to it", file.display(), megabytes(*bytes));
+        lines.push(format!("{}: {} of weights, which belong to it", file.display(), megabytes(*bytes)));
     }
-    println!("inputs {}; output {}; {:.1} s", report.inputs.join(", "), report.output, report.elapsed.as_secs_f64());
-    Ok(())
+    let (inputs, seconds) = (report.inputs.join(", "), report.elapsed.as_secs_f64());
+    lines.push(format!("inputs {inputs}; output {}; {seconds:.1} s\n", report.output));
+    say(&lines.join("\n"))
 }
 
 fn run_build(arguments: &Build) -> Result<(), Failure> {
@@ -402,7 +449,7 @@ fn run_build(arguments: &Build) -> Result<(), Failure> {
     }
     let mut options = build::Options::new(build_origin(arguments)?, arguments.output.clone());
     if let Some(tokenizer) = &arguments.tokenizer {
-        options.tokenizer = Some(fetch::resolve(tokenizer, Wanted::Tokenizer).map_err(failed)?);
+        options.tokenizer = Some(resolve(tokenizer, Wanted::Tokenizer)?);
     }
     let list = |shapes: &Option<AskedShapes>| shapes.clone().unwrap_or_default();
     let [min, opt, max] = [&arguments.min_shapes, &arguments.opt_shapes, &arguments.max_shapes].map(list);
@@ -416,6 +463,7 @@ fn run_build(arguments: &Build) -> Result<(), Failure> {
     options.timing_cache.clone_from(&arguments.timing_cache);
     options.workspace_bytes = arguments.workspace_mib.map(|mebibytes| mebibytes << 20);
     options.version_compatible = arguments.version_compatible;
+    build::check(&options).map_err(wrong)?;
     let stop = interruption().map_err(failed)?;
     let mut bar = build_bar();
     let outcome = build::build(&options, &mut |progress| {
@@ -424,11 +472,8 @@ fn run_build(arguments: &Build) -> Result<(), Failure> {
     });
     bar(None);
     let report = outcome.map_err(failed)?;
-    print!("{}", built(&report));
-    for note in &report.notes {
-        eprintln!("note: {note}");
-    }
-    Ok(())
+    report.notes.iter().for_each(|note| complain(&format!("note: {note}")));
+    say(&built(&report))
 }
 
 fn build_origin(arguments: &Build) -> Result<build::Origin, Failure> {
@@ -444,7 +489,7 @@ fn build_origin(arguments: &Build) -> Result<build::Origin, Failure> {
         Some(dtype) => dtype.into(),
         None => Dtype::Fp16,
     };
-    let folder = fetch::resolve(model, Wanted::Model).map_err(failed)?;
+    let folder = resolve(model, Wanted::Model)?;
     let task = match asked.task {
         Some(task) => task.into(),
         None => folder::task(&folder).map_err(failed)?,
@@ -532,33 +577,30 @@ fn step(progress: convert::Progress) -> fetch::Progress {
 fn run_inspect(arguments: &Inspect) -> Result<(), Failure> {
     let report = inspect::inspect(&arguments.path).map_err(failed)?;
     let text = if arguments.json { report.json() } else { report.text() };
-    print!("{text}");
-    Ok(())
+    say(&text)
 }
 
 fn run_check(arguments: Check) -> Result<(), Failure> {
     if arguments.defaults {
-        print!("{}", config::reference());
-        return Ok(());
+        return say(&config::reference());
     }
     let settings = load(&arguments.file, arguments.settings)?;
-    let problems: Vec<String> = settings.models.iter().filter_map(problem).collect();
+    let problems: Vec<String> = settings.models.iter().filter_map(|model| problem(&settings, model)).collect();
     if !problems.is_empty() {
         return Err(Failure::Usage(problems.join("\n")));
     }
-    print!("{}", summary(&arguments.file, &settings));
-    Ok(())
+    say(&summary(&arguments.file, &settings))
 }
 
 /// Why a model that lies on this disk could not be served. One that would come from the hub is not fetched for this.
-fn problem(model: &ModelSettings) -> Option<String> {
+fn problem(settings: &Settings, model: &ModelSettings) -> Option<String> {
     let paths = [Some(&model.model_path), model.tokenizer_path.as_ref()];
     if paths.into_iter().flatten().any(|path| matches!(fetch::origin(path), Ok(Origin::Hub(_)))) {
         let missing = fetch::origin(&model.model_path).err()?;
         return Some(format!("{}: model `{}`: {missing}", model.place, model.name));
     }
-    let error = serve::load_model(model).err()?;
-    Some(format!("{}: model `{}`: {error}", model.place, model.name))
+    let error = serve::load_model(model).and_then(|found| serve::check_buckets(settings, &found)).err()?;
+    Some(serve::of_entry(model, &error))
 }
 
 /// What would be served, and how it differs from the defaults.
@@ -619,6 +661,16 @@ mod tests {
             let help = sub.render_help().to_string();
             assert!(help.contains("Example: reactrt "), "{} has no example:\n{help}", sub.get_name());
         }
+    }
+
+    #[test]
+    fn what_a_terminal_would_obey_is_shown() {
+        assert_eq!(
+            visible("a\u{1b}[31mb\u{9b}2J\u{202e}\nc\tü\u{7f}"),
+            "a\\u001b[31mb\\u009b2J\\u202e\nc\\u0009ü\\u007f"
+        );
+        let json = serde_json::json!({"name": "\u{1b}\u{9b}\n"}).to_string();
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&visible(&json)).unwrap()["name"], "\u{1b}\u{9b}\n");
     }
 
     #[test]

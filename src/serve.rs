@@ -28,7 +28,7 @@ use crate::reactor::{self, DevicePort, Parts, Reactor, ReactorLimits, Sockets, W
 use crate::ring::{Doorbell, Receiver, Sender, ring};
 use crate::tokenize::{Served, Worker, WorkerLimits, WorkerState};
 
-pub use load::{Loaded, load_model};
+pub use load::{Loaded, check_buckets, load_model, of_entry};
 
 /// Why a server could not start or had to end: a sentence for people.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -463,6 +463,28 @@ fn files_that_are_no_configuration_are_refused() {
     assert!(said(&large.0).ends_with("bytes, which no configuration is"));
 }
 
+#[test]
+fn buckets_that_no_engine_could_have_are_refused() {
+    let error = parse("gpu:\n  buckets: [1x32, 8x64, 1x32]\n").unwrap_err();
+    assert!(error.contains("c.yaml:2") && error.contains("bucket 1x32 is there twice"), "{error}");
+    let many: Vec<String> = (1..=65).map(|rows| format!("{rows}x8")).collect();
+    let error = parse(&format!("gpu:\n  buckets: [{}]\n", many.join(", "))).unwrap_err();
+    assert!(error.contains("65 buckets; an engine has at most 64"), "{error}");
+
+    // A model whose longest text fits into none of them.
+    let fixtures = repository().join("tests/fixtures");
+    let text = format!(
+        "devices: cuda:0\ngpu:\n  buckets: [1x32]\nembedding_models:\n  m:\n    model_path: {}\n",
+        fixtures.join("models/bert-embedding-mean").display()
+    );
+    let settings = parse(&text).unwrap();
+    let model = reactrt::serve::load_model(&settings.models[0]).unwrap();
+    let error = reactrt::serve::check_buckets(&settings, &model).unwrap_err().to_string();
+    assert!(error.contains("gpu.buckets: no bucket holds a text of the model's 40 tokens"), "{error}");
+    let wide = parse(&text.replace("1x32", "1x40")).unwrap();
+    assert!(reactrt::serve::check_buckets(&wide, &model).is_ok());
+}
+
 fn reactrt(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_reactrt"));
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("REACTRT_")) {

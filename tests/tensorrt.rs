@@ -440,13 +440,16 @@ mod rtx {
         let [socket, inside] = [&socket, &folder].map(|path| path.display().to_string());
         let before = names(&folder);
 
-        let to = |onnx: &str, output: &str, more: &str| {
+        // Whose fault it is: the command line's (2), or that of what it names (1).
+        let exits = |expected: i32, onnx: &str, output: &str, more: &str| {
             let line = format!("build --onnx {onnx} --output {output} {more}");
             let (code, _, error) = run(&line.split_whitespace().collect::<Vec<_>>());
-            assert_eq!(code, Some(1), "{line}: {error}");
+            assert_eq!(code, Some(expected), "{line}: {error}");
             assert_eq!(names(&folder), before, "{line}: nothing stays");
             error
         };
+        let to = |onnx: &str, output: &str, more: &str| exits(1, onnx, output, more);
+        let wrong = |output: &str, more: &str| exits(2, &padded, output, more);
         let refused = |onnx: &str, more: &str, words: &[&str]| {
             let error = to(onnx, &output, &format!("--target 8.0 {more}"));
             words.iter().for_each(|words| assert!(error.contains(words), "no `{words}` in: {error}"));
@@ -466,20 +469,101 @@ mod rtx {
         refused(&padded, "--buckets 1x41", &["bucket 1x41 is longer than the model's max_length 40"]);
         refused(&padded, "--buckets 8x16", &["add 1x40"]);
         refused(&padded, "--buckets 1x40:3", &["holds one text"]);
-        refused(&padded, "--version-compatible", &["leave `--version-compatible` away"]);
-        refused(&padded, "--tokenizer /nowhere", &["/nowhere"]);
-        refused(&padded, &format!("--timing-cache {inside}"), &[&inside, "must be a file"]);
-        let error = to(&padded, &output, "--target 9.0");
-        assert!(error.contains("does not build for 9.0") && error.contains("8.9, 12.0"), "{error}");
+        let options = [
+            ("--version-compatible", "leave `--version-compatible` away"),
+            ("--tokenizer /nowhere", "/nowhere"),
+            (&format!("--timing-cache {inside}"), "a folder; name the file to write"),
+            (&format!("--timing-cache {output}"), "the engine and the timing cache would be one file"),
+            ("--buckets 1x40,1x40", "1x40 is there twice"),
+            ("--target 9.0", "does not build for 9.0"),
+            ("--target 9.0", "8.9, 12.0"),
+        ];
+        for (more, words) in options {
+            let target = if more.contains("--target") { "" } else { "--target 8.0" };
+            let error = wrong(&output, &format!("{target} {more}"));
+            assert!(error.contains(words), "no `{words}` in: {error}");
+        }
+        refused(&padded, &format!("--tokenizer {text}"), &["text.onnx: "]);
         if gpu().is_err() {
             let error = to(&padded, &output, "");
             assert!(error.contains("no NVIDIA driver") && error.contains("--target 8.0"), "{error}");
         }
-        assert!(to(&padded, &inside, "--target 8.0").contains("a folder; name the engine's file"));
-        assert!(to(&padded, &socket, "--target 8.0").contains("must be a file, and this is none"));
-        assert!(to(&padded, &padded, "--target 8.0").contains("would replace what the engine is made from"));
-        assert!(to(&padded, "/nowhere/a.engine", "--target 8.0").contains("/nowhere: no such folder"));
+        let places = [
+            (inside.clone(), "a folder; name the file to write"),
+            (format!("{inside}/none/"), "name the file to write"),
+            (socket, "must be a file, and this is none"),
+            (padded.clone(), "would replace what it is made from"),
+            ("/nowhere/a.engine".into(), "/nowhere: no such folder"),
+            (format!("{inside}/{}", "n".repeat(250)), "255 are allowed"),
+        ];
+        for (output, words) in places {
+            let error = wrong(&output, "--target 8.0");
+            assert!(error.contains(words), "no `{words}` in: {error}");
+        }
         assert!(to(&padded, "/proc/a.engine", "--target 8.0").contains("/proc"));
+    }
+
+    #[test]
+    fn the_model_that_is_built_stays_as_it_was_and_an_engine_beside_it_can_be_built_again() {
+        if libraries().is_none() {
+            return;
+        }
+        let folder = place("beside");
+        let source = oracle::small("bert-embedding-mean").folder;
+        std::fs::create_dir(folder.join("1_Pooling")).unwrap();
+        let below = Path::new("1_Pooling/config.json").to_owned();
+        for name in names(&source).into_iter().map(PathBuf::from).chain([below]) {
+            if source.join(&name).is_file() {
+                std::fs::copy(source.join(&name), folder.join(&name)).unwrap();
+            }
+        }
+        let model = folder.display().to_string();
+        let read = || -> Vec<(String, Vec<u8>)> {
+            let files = names(&folder).into_iter().filter(|name| folder.join(name).is_file());
+            files.map(|name| (name.clone(), std::fs::read(folder.join(&name)).unwrap())).collect()
+        };
+        let before = read();
+        let to = |command: &str, output: &str, more: &str| {
+            let line = format!("{command} --model {model} --task embedding --output {model}/{output} {more}");
+            run(&line.split_whitespace().collect::<Vec<_>>())
+        };
+        let target = "--target 8.0 --buckets 1x40";
+        for output in ["model.safetensors", "config", "tokenizer"] {
+            let (code, _, error) = to("build", output, target);
+            assert!(code == Some(2) && error.contains("choose another"), "{code:?} {error}");
+        }
+        let (code, _, error) = to("build", "a.engine", &format!("{target} --keep-onnx {model}/config.json"));
+        assert!(code == Some(2) && error.contains("config.json: in the model's folder"), "{code:?} {error}");
+        let (code, _, error) = to("convert", "config.json", "");
+        assert!(code == Some(2) && error.contains("config.json: in the model's folder"), "{code:?} {error}");
+        assert!(read() == before, "nothing was changed, nothing was left");
+        for _ in 0..2 {
+            let (code, _, error) = to("build", "a.engine", &format!("{target} --keep-onnx {model}/a.onnx"));
+            assert_eq!(code, Some(0), "{error}");
+        }
+        let after = read();
+        assert!(before.iter().all(|file| after.contains(file)) && after.len() == before.len() + 4);
+    }
+
+    #[test]
+    fn a_closed_output_is_no_failure_and_a_full_one_is_one_in_words() {
+        if libraries().is_none() {
+            return;
+        }
+        let model = oracle::small("bert-embedding-mean").folder.display().to_string();
+        for arguments in [vec!["inspect", &model], vec!["inspect", "--json", &model], vec!["check", "--defaults"]] {
+            let shell = |script: &str| {
+                let mut command = Command::new("bash");
+                command.args(["-c", script, env!("CARGO_BIN_EXE_reactrt")]).args(&arguments);
+                let output = command.output().expect("there is a shell");
+                (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+            };
+            // The reader is gone before anything is written.
+            let closed = "set -o pipefail; { sleep 0.2; \"$0\" \"$@\"; } | true";
+            assert_eq!(shell(closed), (Some(0), String::new()), "{arguments:?}");
+            let (code, error) = shell("\"$0\" \"$@\" > /dev/full");
+            assert!(code == Some(1) && error.contains("error: the output cannot be written"), "{code:?} {error}");
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use super::tree::{Node, Value};
 use super::{DeviceName, Devices, Pin, Settings};
 use crate::device::Layout;
-use crate::model::build::shapes::AskedBucket;
+use crate::model::build::shapes::{self, AskedBucket};
 use crate::model::convert::Dtype;
 
 /// One setting.
@@ -440,7 +440,9 @@ impl Codec<Option<Vec<AskedBucket>>> for BucketList {
         if texts.is_empty() || texts == [""] {
             return Err(expected("auto or a list of buckets such as [1x32, 8x128]", node));
         }
-        texts.into_iter().map(str::parse).collect::<Result<_, _>>().map(Some)
+        let buckets: Vec<AskedBucket> = texts.into_iter().map(str::parse).collect::<Result<_, _>>()?;
+        shapes::check_asked(&buckets)?;
+        Ok(Some(buckets))
     }
 
     fn show(&self, value: &Option<Vec<AskedBucket>>) -> String {

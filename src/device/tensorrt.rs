@@ -15,7 +15,7 @@ mod logger;
 mod machine;
 mod runtime;
 
-pub use builder::{Build, Builder, Built, Network, Plan, Progress};
+pub use builder::{Build, Builder, Built, Network, Plan, Progress, check_request};
 pub use context::{Context, KernelCache};
 pub use library::{LIBRARIES, Library};
 pub use logger::Severity;

@@ -135,10 +135,16 @@ pub struct Report {
 }
 
 #[cfg(feature = "gpu")]
-pub use run::build;
+pub use run::{build, check};
 
 /// Says that this binary cannot.
 #[cfg(not(feature = "gpu"))]
 pub fn build(_: &Options, _: &mut (dyn FnMut(Progress) -> bool + Send)) -> Result<Report, crate::device::LoadError> {
+    Err(crate::device::LoadError(WITHOUT.into()))
+}
+
+/// Says that this binary cannot.
+#[cfg(not(feature = "gpu"))]
+pub fn check(_: &Options) -> Result<(), crate::device::LoadError> {
     Err(crate::device::LoadError(WITHOUT.into()))
 }

@@ -75,8 +75,9 @@ use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 
-pub use metadata::{Metadata, read};
+pub use metadata::{LENGTH_MAX, Metadata, read};
 
+use super::files::Outputs;
 use super::onnx::{self, Graph, WriteError};
 use super::weights::{Parameters, Weights};
 use super::{Model, Pooling, Task, folder};
@@ -191,8 +192,13 @@ pub fn convert(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<
     let started = Instant::now();
     check(options)?;
     let model = folder::read(&options.folder, options.tokenizer.as_deref(), &options.settings())?;
+    if model.max_length > LENGTH_MAX {
+        let words =
+            format!("{} tokens a text; at most {LENGTH_MAX} are converted: give a max_length", model.max_length);
+        return Err(LoadError(format!("{}: {words}", options.folder.display())));
+    }
     let weights = Weights::open(source_folder(&model))?;
-    check_output(options, &weights)?;
+    check_output(options, &weights, &model.tokenizer)?;
     let parameters = Parameters::resolve(&weights, &model)?;
     let mut graph = Graph::new(&model.name, options.opset);
     let ports = encoder::build(&mut graph, &model, &parameters, options.layout, options.dtype);
@@ -226,32 +232,34 @@ pub fn convert(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<
     })
 }
 
-/// The file takes the place of what is there, so that must be neither what is read nor anything but a file.
-fn check_output(options: &Options, weights: &Weights) -> Result<(), LoadError> {
-    let refuse = |words: &str| Err(LoadError(format!("{}: {words}", options.output.display())));
-    let Ok(there) = options.output.metadata() else { return Ok(()) };
-    if !there.is_file() {
-        return refuse("the output must be a file, and this is none");
-    }
-    let same = |file: &std::path::Path| file.canonicalize().ok() == options.output.canonicalize().ok();
-    if weights.files().any(|(path, _)| same(path)) {
-        return refuse("the output would replace the weights that it is made from");
-    }
-    Ok(())
+/// Whether nothing that is read is lost by writing.
+fn check_output(options: &Options, weights: &Weights, tokenizer: &Path) -> Result<(), LoadError> {
+    let mut outputs = Outputs::default();
+    outputs.reads_folder(&options.folder);
+    weights.files().for_each(|(path, _)| outputs.reads(path));
+    outputs.reads_tokenizer(tokenizer);
+    outputs.onnx(&options.output);
+    outputs.check()
 }
 
-fn check(options: &Options) -> Result<(), LoadError> {
-    if !OPSETS.contains(&options.opset) {
+/// What is wrong with the options themselves, before anything is read.
+pub fn check(options: &Options) -> Result<(), LoadError> {
+    check_numbers(options.opset, options.max_length)?;
+    let mut outputs = Outputs::default();
+    outputs.reads_folder(&options.folder);
+    options.tokenizer.iter().for_each(|tokenizer| outputs.reads_tokenizer(tokenizer));
+    outputs.onnx(&options.output);
+    outputs.check()
+}
+
+pub fn check_numbers(opset: u32, max_length: Option<usize>) -> Result<(), LoadError> {
+    if !OPSETS.contains(&opset) {
         let (first, last) = (OPSETS.start(), OPSETS.end());
-        return Err(LoadError(format!("opset {}: this converter writes {first} to {last}", options.opset)));
+        return Err(LoadError(format!("opset {opset}: this converter writes {first} to {last}")));
     }
-    let output = &options.output;
-    if output.is_dir() || output.file_name().is_none() {
-        return Err(LoadError(format!("{}: a folder; name the .onnx file to write", output.display())));
-    }
-    match output.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-        Some(parent) if !parent.is_dir() => {
-            Err(LoadError(format!("{}: no such folder to write into", parent.display())))
+    match max_length {
+        Some(length) if !(1..=LENGTH_MAX).contains(&length) => {
+            Err(LoadError(format!("max_length {length}; a number from 1 to {LENGTH_MAX} is needed")))
         }
         Some(_) | None => Ok(()),
     }

@@ -73,7 +73,9 @@ impl FromStr for Capability {
 
     fn from_str(text: &str) -> Result<Capability, String> {
         let number = |digits: &str| {
-            let plain = (1..=3).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit());
+            let plain = (1..=3).contains(&digits.len())
+                && digits.bytes().all(|byte| byte.is_ascii_digit())
+                && (digits == "0" || !digits.starts_with('0'));
             plain.then(|| digits.parse().expect("up to three digits"))
         };
         let parts = text.split_once('.').and_then(|(major, minor)| Some((number(major)?, number(minor)?)));
@@ -212,7 +214,7 @@ mod tests {
         let capability = Capability { major: 12, minor: 1 };
         assert_eq!(capability.to_string().parse(), Ok(capability));
         assert_eq!("current".parse(), Ok(Target::Current));
-        for wrong in ["", "8", "8.", ".6", "8.6.1", "+8.6", "8.-6", "eight", "8888.0", "Current"] {
+        for wrong in ["", "8", "8.", ".6", "8.6.1", "+8.6", "8.-6", "eight", "8888.0", "08.0", "8.00", "Current"] {
             assert!(wrong.parse::<Target>().unwrap_err().contains("such as 8.9"), "{wrong}");
         }
         assert!(Capability { major: 8, minor: 9 } < Capability { major: 12, minor: 0 });

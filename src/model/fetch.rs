@@ -16,6 +16,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -228,6 +229,7 @@ impl Staging {
     pub(crate) fn inside(parent: &Path) -> Result<Staging, FetchError> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         std::fs::create_dir_all(parent).map_err(FetchError::io("create", parent))?;
+        sweep(parent);
         let name = format!(".partial-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let path = parent.join(name);
         // A process of the same id that was killed may have left one.
@@ -237,8 +239,58 @@ impl Staging {
     }
 }
 
+/// How long a process that cannot be seen may still be working in its folder: it may be another machine's.
+const STALE: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Removes what processes that were killed have left in `parent`.
+fn sweep(parent: &Path) {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let is_stale = |entry: &std::fs::DirEntry| {
+        let name = entry.file_name();
+        let parts = name.to_str().and_then(|name| name.strip_prefix(".partial-")?.split_once('-'));
+        let Some((process, _)) = parts.filter(|(process, count)| is_number(process) && is_number(count)) else {
+            return false;
+        };
+        let data = entry.metadata().ok().filter(std::fs::Metadata::is_dir);
+        let age = data.and_then(|data| data.modified().ok()?.elapsed().ok());
+        age.is_some_and(|age| age > STALE) && !Path::new("/proc").join(process).exists()
+    };
+    let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
+    // What cannot be removed disturbs nobody.
+    entries.filter(is_stale).for_each(|entry| drop(std::fs::remove_dir_all(entry.path())));
+}
+
 impl Drop for Staging {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::sample::TemporaryFolder;
+
+    #[test]
+    fn what_a_killed_process_left_goes_after_a_day() {
+        let folder = TemporaryFolder::new();
+        let long_ago = std::time::SystemTime::now() - 2 * STALE;
+        // No process has a number as large.
+        let make = |name: &str, is_old: bool| {
+            folder.write(&format!("{name}/model.onnx"), "half");
+            let opened = std::fs::File::open(folder.path().join(name)).unwrap();
+            if is_old {
+                opened.set_modified(long_ago).unwrap();
+            }
+        };
+        let alive = format!(".partial-{}-9", std::process::id());
+        let kept = [alive.as_str(), ".partial-mine-1", ".partial-4294967295", "partial-4294967295-0"];
+        kept.iter().for_each(|name| make(name, true));
+        make(".partial-4294967295-1", false);
+        make(".partial-4294967295-0", true);
+        let staging = Staging::inside(folder.path()).unwrap();
+        assert!(!folder.path().join(".partial-4294967295-0").exists());
+        assert!(folder.path().join(".partial-4294967295-1").exists());
+        assert!(kept.iter().all(|name| folder.path().join(name).exists()) && staging.path.is_dir());
     }
 }

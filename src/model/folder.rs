@@ -14,6 +14,7 @@ use serde::Deserialize;
 use serde::de::{DeserializeOwned, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 
+use super::files::{SIDE_FILE_BYTES_MAX, read_regular};
 use super::weights::{Weights, classifier_classes};
 use super::{Activation, Architecture, Geometry, Head, Model, Pooling, Prompt, Source, Task};
 use crate::config::ModelSettings;
@@ -63,7 +64,7 @@ pub fn read(folder: &Path, tokenizer: Option<&Path>, settings: &ModelSettings) -
 pub fn task(folder: &Path) -> Result<Task, LoadError> {
     let file = folder.join("config.json");
     let refuse = |reason: String| at(&file, format!("{reason}; give --task"));
-    let text = std::fs::read(&file).map_err(|error| refuse(error.to_string()))?;
+    let text = read_regular(&file, SIDE_FILE_BYTES_MAX).map_err(|error| refuse(error.to_string()))?;
     let config: Value = serde_json::from_slice(&text).map_err(|error| refuse(error.to_string()))?;
     let architecture = config["architectures"][0].as_str().unwrap_or_default();
     if !architecture.ends_with("ForSequenceClassification") {
@@ -86,7 +87,7 @@ fn asked(settings: &ModelSettings, words: impl std::fmt::Display) -> LoadError {
 
 /// Parses a JSON file; `None` if there is none.
 fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, LoadError> {
-    let text = match std::fs::read(path) {
+    let text = match read_regular(path, SIDE_FILE_BYTES_MAX) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(at(path, error)),

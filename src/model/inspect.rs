@@ -6,12 +6,14 @@
 //! Invariant: that an engine cannot run is a finding, not an error; errors are for what cannot be read at all.
 
 use std::fmt::Write;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
 use super::convert::{Dtype, Metadata};
 use super::engine::{Description, ElementType, Tensor, looks_like_a_plan};
+use super::files::{open_regular, read_regular};
 use super::manifest::{self, Facts, Manifest};
 use super::onnx::{Dimension, Element, Port, Summary};
 use super::weights::Weights;
@@ -87,20 +89,35 @@ pub fn inspect(path: &Path) -> Result<Report, LoadError> {
     }
 }
 
+/// More than any GPU's memory holds beside the engine's own work.
+const ENGINE_BYTES_MAX: u64 = 64 << 30;
+
 fn name(path: &Path) -> String {
     let canonical = path.canonicalize();
     canonical.as_deref().unwrap_or(path).file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 fn engine(path: &Path) -> Result<Found, LoadError> {
-    let plan = std::fs::read(path).map_err(|error| at(path, error))?;
-    looks_like_a_plan(&plan).map_err(|words| at(path, words))?;
+    let mut head = Vec::new();
+    let file = open_regular(path).map_err(|error| at(path, error))?;
+    let bytes = file.metadata().map_err(|error| at(path, error))?.len();
+    (&file).take(4096).read_to_end(&mut head).map_err(|error| at(path, error))?;
+    looks_like_a_plan(&head).map_err(|words| at(path, words))?;
+    if bytes > ENGINE_BYTES_MAX {
+        return Err(at(path, format!("{bytes} bytes, and no engine has more than {ENGINE_BYTES_MAX}")));
+    }
     let manifest = match Manifest::beside(path) {
         Ok(Some(manifest)) => Ok(manifest),
         Ok(None) => Err(format!("there is no {}", manifest::path_of(path).display())),
         Err(LoadError(words)) => Err(words),
     };
     let mut found = Found { manifest, description: None, machine: Machine::default(), hindrance: None };
+    // A file of another size need not be read.
+    if let Ok(Err(words)) = found.manifest.as_ref().map(|manifest| manifest.check_size(bytes)) {
+        found.hindrance = Some(words);
+        return Ok(found);
+    }
+    let plan = read_regular(path, ENGINE_BYTES_MAX).map_err(|error| at(path, error))?;
     found.hindrance = try_here(&mut found.machine, &mut found.description, &found.manifest, path, &plan).err();
     Ok(found)
 }

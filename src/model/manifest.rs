@@ -18,6 +18,7 @@ pub use read::parse;
 
 use super::convert::Dtype;
 use super::engine::{Capability, ShapeRange, Tensor};
+use super::files::{SIDE_FILE_BYTES_MAX, read_regular};
 use super::folder::NLI_LABELS;
 use super::{Head, Model, Pooling, Prompt, Source, Task};
 use crate::config::ModelSettings;
@@ -129,7 +130,7 @@ impl Manifest {
     pub fn beside(engine: &Path) -> Result<Option<Manifest>, LoadError> {
         let path = path_of(engine);
         let at = |words: String| LoadError(format!("{}: {words}", path.display()));
-        let bytes = match read_bounded(&path) {
+        let bytes = match read_regular(&path, BYTES_MAX as u64) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(at(error.to_string())),
@@ -146,14 +147,19 @@ impl Manifest {
 
     /// Whether this is the plan that was built.
     pub fn check_plan(&self, plan: &[u8]) -> Result<(), String> {
-        if plan.len() as u64 != self.bytes {
-            let (found, expected) = (plan.len(), self.bytes);
-            return Err(format!("the engine has {found} bytes and its manifest says {expected}; {COPY_AGAIN}"));
-        }
+        self.check_size(plan.len() as u64)?;
         let found = digest(plan);
         match found == self.digest {
             true => Ok(()),
             false => Err(format!("the engine's sha256 is {found} and its manifest says {}; {COPY_AGAIN}", self.digest)),
+        }
+    }
+
+    /// Whether a plan of so many bytes can be the one that was built.
+    pub fn check_size(&self, found: u64) -> Result<(), String> {
+        match self.bytes {
+            expected if expected == found => Ok(()),
+            expected => Err(format!("the engine has {found} bytes and its manifest says {expected}; {COPY_AGAIN}")),
         }
     }
 
@@ -180,6 +186,18 @@ impl Manifest {
                 "built for compute capability {capability}, and the GPU here has {gpu}; build it anew on this machine"
             )),
             None => Ok(()),
+        }
+    }
+
+    /// Whether what would be written can be read back; the reason names the key.
+    pub fn check_readable(&self) -> Result<(), String> {
+        if let Some(tensor) = self.inputs.iter().find(|tensor| tensor.on_host) {
+            return Err(format!("the input `{}` is read on the host, which no server of texts can do", tensor.name));
+        }
+        match parse(self.to_json().as_bytes()) {
+            Ok(read) if read == *self => Ok(()),
+            Ok(_) => Err("a manifest cannot describe this engine: it would be read back as another".into()),
+            Err(words) => Err(format!("a manifest cannot describe this engine: {words}")),
         }
     }
 
@@ -263,14 +281,6 @@ fn facts(model: &Facts) -> Value {
     })
 }
 
-/// The file's bytes, one more than allowed at most.
-fn read_bounded(path: &Path) -> std::io::Result<Vec<u8>> {
-    use std::io::Read;
-    let mut bytes = Vec::new();
-    std::fs::File::open(path)?.take(BYTES_MAX as u64 + 1).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
 /// The model in an engine as the configuration and its manifest describe it, and the manifest if there is one. The plan
 /// itself is not read: [`Manifest::check`] is for whoever loads it.
 ///
@@ -286,6 +296,7 @@ pub fn read_engine(
         return Err(LoadError(format!("{}: no such file", path.display())));
     }
     let manifest = Manifest::beside(path)?;
+    check_size(path, manifest.as_ref())?;
     let asked = |words: String| LoadError(format!("{}: model `{}`: {words}", settings.place, settings.name));
     let facts = manifest.as_ref().and_then(|manifest| manifest.model.as_ref());
     if let Some(facts) = facts {
@@ -297,6 +308,11 @@ pub fn read_engine(
         return Err(asked("`pooling` and `normalize` are for embedding models".into()));
     }
     let max_length = settings.max_length.or(facts.map(|facts| facts.max_length)).unwrap_or(LENGTH_OF_THE_PROFILES);
+    let longest = manifest.iter().flat_map(|manifest| &manifest.buckets).map(|bucket| bucket.length as usize).max();
+    if let Some(longest) = longest.filter(|&longest| longest < max_length) {
+        let words = format!("max_length {max_length}; the engine's largest bucket holds {longest} tokens");
+        return Err(asked(words));
+    }
     let model = Model {
         name: settings.name.clone(),
         task: settings.task,
@@ -316,6 +332,17 @@ pub fn read_engine(
         reuse_dynamic_buffer: settings.reuse_dynamic_buffer,
     };
     Ok((model, manifest))
+}
+
+/// Whether the engine is all there, as far as its size tells.
+fn check_size(engine: &Path, manifest: Option<&Manifest>) -> Result<(), LoadError> {
+    let at = |words: String| LoadError(format!("{}: {words}", engine.display()));
+    let found = engine.metadata().map_err(|error| at(error.to_string()))?.len();
+    match manifest {
+        _ if found == 0 => Err(at("the file is empty; it is no engine".into())),
+        Some(manifest) => manifest.check_size(found).map_err(at),
+        None => Ok(()),
+    }
 }
 
 /// Whether the configuration asks for something that is built in otherwise.
@@ -393,7 +420,7 @@ fn tokenizer_file(engine: &Path, given: Option<&Path>, manifest: Option<&Manifes
         };
     };
     let path = engine.with_file_name(&named.file);
-    let bytes = std::fs::read(&path).map_err(|error| {
+    let bytes = read_regular(&path, SIDE_FILE_BYTES_MAX).map_err(|error| {
         LoadError(format!("{}: {error}; it belongs to the engine, or give `tokenizer_path`", path.display()))
     })?;
     let found = digest(&bytes);

@@ -4,6 +4,7 @@ pub mod build;
 pub mod convert;
 pub mod engine;
 pub mod fetch;
+pub mod files;
 pub mod folder;
 pub mod inspect;
 pub mod manifest;

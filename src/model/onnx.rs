@@ -26,6 +26,8 @@ use half::f16;
 use prost::Message;
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
 
+use super::files::open_regular;
+
 /// The messages of the ONNX schema, with the fields that we use. Unknown fields are skipped on reading.
 pub mod schema {
     #[derive(Clone, PartialEq, prost::Message)]
@@ -694,12 +696,16 @@ const PRODUCER_VERSION: u32 = 3;
 const GRAPH: u32 = 7;
 const OPSET_IMPORT: u32 = 8;
 const METADATA: u32 = 14;
+/// The largest that the schema has, with room for some more.
+const MODEL_FIELD_MAX: u32 = 63;
 /// The same of the graph's message.
+const NODE: u32 = 1;
 const INITIALIZER: u32 = 5;
 const INPUT: u32 = 11;
 const OUTPUT: u32 = 12;
 /// The same of a tensor's message.
 const RAW_DATA: u32 = 9;
+const EXTERNAL_DATA: u32 = 13;
 
 fn prefix_bytes(length: u64) -> u64 {
     encoded_len_varint(length) as u64
@@ -907,6 +913,8 @@ pub struct Summary {
     /// As listed; files of the first versions list their initializers here too.
     pub inputs: Vec<Port>,
     pub outputs: Vec<Port>,
+    /// Other files that tensors lie in, as the file names them: relative to its own folder.
+    pub external: Vec<String>,
 }
 
 /// An input or output as a file lists it.
@@ -922,13 +930,20 @@ impl Summary {
     /// Reads everything but nodes and weights, which are skipped by their lengths. No file, whatever it holds, makes this
     /// take more than [`Summary::FIELD_BYTES_MAX`] at once.
     pub fn read(path: &Path) -> io::Result<Summary> {
-        let file = File::open(path)?;
+        let file = open_regular(path)?;
         let length = file.metadata()?.len();
         let mut reader = BufReader::new(file);
         let mut summary = Summary::default();
         let mut position = 0;
         while position < length {
+            let is_first = position == 0;
             let (field, bytes) = read_field(&mut reader, &mut position, length)?;
+            if is_first && field > MODEL_FIELD_MAX {
+                return Err(corrupt("it does not begin like a model (is this an ONNX file?)"));
+            }
+            if length > EMBEDDED_BYTES_MAX {
+                return Err(corrupt(&format!("{length} bytes, and ONNX files end at {EMBEDDED_BYTES_MAX}")));
+            }
             if field == GRAPH {
                 let end = position + bytes;
                 while position < end {
@@ -975,9 +990,65 @@ impl Summary {
         match field {
             INPUT => self.inputs.push(port(read_message(reader, bytes)?)),
             OUTPUT => self.outputs.push(port(read_message(reader, bytes)?)),
+            INITIALIZER => self.tensors(Holder::Tensor, 0, bytes, reader)?,
+            NODE => self.tensors(Holder::Node, 0, bytes, reader)?,
             _ => skip(reader, bytes)?,
         }
         Ok(())
+    }
+
+    /// Gathers the files that tensors lie in from a message of `bytes`, inside `depth` others.
+    fn tensors(&mut self, message: Holder, depth: usize, bytes: u64, reader: &mut BufReader<File>) -> io::Result<()> {
+        if depth > DEPTH_MAX {
+            return Err(corrupt("graphs inside graphs, too many"));
+        }
+        let mut position = 0;
+        while position < bytes {
+            let (field, length) = read_any_field(reader, &mut position, bytes)?;
+            if message == Holder::Tensor && field == EXTERNAL_DATA {
+                let entry: StringStringEntryProto = read_message(reader, length)?;
+                if entry.key == "location" && !self.external.contains(&entry.value) {
+                    if self.external.len() == EXTERNAL_FILES_MAX {
+                        return Err(corrupt(&format!("its tensors lie in more than {EXTERNAL_FILES_MAX} files")));
+                    }
+                    self.external.push(entry.value);
+                }
+            } else if let Some(inner) = message.below(field) {
+                self.tensors(inner, depth + 1, length, reader)?;
+            } else {
+                skip(reader, length)?;
+            }
+            position += length;
+        }
+        Ok(())
+    }
+}
+
+/// Files that a model's tensors may lie in.
+const EXTERNAL_FILES_MAX: usize = 4096;
+
+/// Messages inside one another on the way to a tensor: three for each graph in a node.
+const DEPTH_MAX: usize = 48;
+
+/// A message that has tensors in it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Holder {
+    Graph,
+    Node,
+    Attribute,
+    Tensor,
+}
+
+impl Holder {
+    /// What this field holds, if there are tensors in it; numbers as in the schema.
+    fn below(self, field: u32) -> Option<Holder> {
+        match (self, field) {
+            (Holder::Graph, NODE) => Some(Holder::Node),
+            (Holder::Node, 5) => Some(Holder::Attribute),
+            (Holder::Graph, INITIALIZER) | (Holder::Attribute, 5 | 10) => Some(Holder::Tensor),
+            (Holder::Attribute, 6 | 11) => Some(Holder::Graph),
+            (Holder::Graph | Holder::Node | Holder::Attribute | Holder::Tensor, _) => None,
+        }
     }
 }
 
@@ -994,16 +1065,56 @@ fn port(info: ValueInfoProto) -> Port {
 
 /// A field's number and the bytes that follow it, all before `end`; `position` moves to where they begin.
 fn read_field(reader: &mut BufReader<File>, position: &mut u64, end: u64) -> io::Result<(u32, u64)> {
-    let (key, key_bytes) = read_varint(reader)?;
-    let (value, value_bytes) = read_varint(reader)?;
-    *position += key_bytes + value_bytes;
-    let field = u32::try_from(key >> 3).map_err(|_| corrupt("a field number that does not exist"))?;
-    match key & 7 {
-        0 => Ok((field, 0)),
-        2 if *position <= end && value <= end - *position => Ok((field, value)),
-        2 => Err(corrupt("a field is longer than what holds it (truncated?)")),
-        _ => Err(corrupt("a field of a type that models do not have (is this an ONNX file?)")),
+    match read_key(reader, position)? {
+        (field, Wire::Number) => Ok((field, 0)),
+        (field, Wire::Bytes(value)) if *position <= end && value <= end - *position => Ok((field, value)),
+        (_, Wire::Bytes(_)) => Err(corrupt(TRUNCATED)),
+        (_, Wire::Fixed(_)) => Err(corrupt(NO_SUCH_TYPE)),
     }
+}
+
+/// The same of messages further in, some of whose fields are floats.
+fn read_any_field(reader: &mut BufReader<File>, position: &mut u64, end: u64) -> io::Result<(u32, u64)> {
+    let (field, bytes) = match read_key(reader, position)? {
+        (field, Wire::Number) => (field, 0),
+        (field, Wire::Bytes(bytes) | Wire::Fixed(bytes)) => (field, bytes),
+    };
+    if *position > end || bytes > end - *position {
+        return Err(corrupt(TRUNCATED));
+    }
+    Ok((field, bytes))
+}
+
+const TRUNCATED: &str = "a field is longer than what holds it (truncated?)";
+const NO_SUCH_TYPE: &str = "a field of a type that models do not have (is this an ONNX file?)";
+
+/// What follows a field's number.
+enum Wire {
+    /// Read already.
+    Number,
+    Bytes(u64),
+    /// Four or eight bytes.
+    Fixed(u64),
+}
+
+fn read_key(reader: &mut BufReader<File>, position: &mut u64) -> io::Result<(u32, Wire)> {
+    let (key, bytes) = read_varint(reader)?;
+    *position += bytes;
+    let field = u32::try_from(key >> 3).ok().filter(|&field| field > 0);
+    let field = field.ok_or_else(|| corrupt("a field number that does not exist (is this an ONNX file?)"))?;
+    let mut number = || {
+        let (value, bytes) = read_varint(reader)?;
+        *position += bytes;
+        io::Result::Ok(value)
+    };
+    let wire = match key & 7 {
+        0 => number().map(|_| Wire::Number)?,
+        1 => Wire::Fixed(8),
+        2 => Wire::Bytes(number()?),
+        5 => Wire::Fixed(4),
+        _ => return Err(corrupt(NO_SUCH_TYPE)),
+    };
+    Ok((field, wire))
 }
 
 fn read_bytes(reader: &mut BufReader<File>, bytes: u64) -> io::Result<Vec<u8>> {
@@ -1177,6 +1288,29 @@ mod tests {
             std::fs::write(&cut, bytes).expect("a file to read");
             assert!(Summary::read(&cut).is_err(), "{bytes:?}");
         }
+        // As long as they like: a file of holes, and one that begins like a model and is larger than any.
+        for (head, words) in [(&[][..], "is this an ONNX file?"), (&[8, 8, 18, 0], "ONNX files end at 2147483647")] {
+            std::fs::write(&cut, head).expect("a file to read");
+            File::options().write(true).open(&cut).and_then(|file| file.set_len(1 << 40)).expect("a sparse file");
+            let error = Summary::read(&cut).expect_err("no model").to_string();
+            assert!(error.contains(words), "{error}");
+        }
+        std::fs::remove_file(&cut).expect("it is there");
+    }
+
+    #[test]
+    fn a_summary_names_the_files_that_tensors_lie_in_wherever_the_tensors_are() {
+        let path = folder("outside").join("model.onnx");
+        let written = graph(Element::Float).write(&path, 100, &mut |_, _| {}).expect("it can be written");
+        assert!(written.external.is_some());
+        assert_eq!(Summary::read(&path).expect("a whole file").external, ["model.onnx.data"]);
+        // A constant in a branch of a node: graph, node, attribute (with a float before it), graph, node, attribute, tensor.
+        let message = |field: u8, inner: &[u8]| [&[field << 3 | 2, inner.len() as u8], inner].concat();
+        let location = [message(1, b"location"), message(2, b"deep.bin")].concat();
+        let attribute = [&[0x15, 0, 0, 0x80, 0x3f][..], &message(5, &message(13, &location))].concat();
+        let branch = message(6, &message(1, &message(5, &attribute)));
+        std::fs::write(&path, message(7, &message(1, &message(5, &branch)))).expect("a file to read");
+        assert_eq!(Summary::read(&path).expect("a whole file").external, ["deep.bin"]);
     }
 
     #[test]

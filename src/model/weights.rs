@@ -27,6 +27,7 @@ use memmap2::Mmap;
 use safetensors::SafeTensors;
 use safetensors::tensor::SafeTensorError;
 
+use super::files::{SIDE_FILE_BYTES_MAX, open_regular, read_regular};
 use crate::device::LoadError;
 
 /// The weights that transformers and sentence-transformers write, in the order in which they are looked for.
@@ -191,7 +192,7 @@ impl Weights {
     }
 
     fn map(&mut self, path: PathBuf) -> Result<usize, LoadError> {
-        let file = std::fs::File::open(&path).map_err(|error| at(&path, error))?;
+        let file = open_regular(&path).map_err(|error| at(&path, error))?;
         // SAFETY: the map is read-only and private. Rust's demand that nobody changes the file meanwhile is handed on
         // to the caller in the documentation of `open`; as everywhere, a file that is shortened under the map is a
         // SIGBUS.
@@ -215,7 +216,7 @@ impl Weights {
             weight_map: BTreeMap<String, String>,
         }
         let index_path = folder.join(index_name);
-        let text = std::fs::read(&index_path).map_err(|error| at(&index_path, error))?;
+        let text = read_regular(&index_path, SIDE_FILE_BYTES_MAX).map_err(|error| at(&index_path, error))?;
         let index: Index = serde_json::from_slice(&text).map_err(|error| at(&index_path, error))?;
         let mut shards: Vec<&String> = index.weight_map.values().collect();
         shards.sort();

@@ -10,6 +10,7 @@ use crate::device::cpu::Cpu;
 use crate::device::sim::Sim;
 use crate::device::{Device, Fault, Lane, LoadError, Offer, Pieces, Placement, Plan};
 use crate::job::{ModelKey, Piece};
+use crate::model::build::shapes::buckets;
 use crate::model::fetch::{self, Wanted};
 use crate::model::manifest::{self, LENGTH_OF_THE_PROFILES};
 use crate::model::{Model, Source, Task, convert, folder};
@@ -114,7 +115,7 @@ pub fn load(settings: &Settings, bell: &mut dyn FnMut() -> Arc<Doorbell>) -> Res
     for (index, entry) in settings.models.iter().enumerate() {
         match loader.load(index, entry) {
             Ok(model) => models.push(model),
-            Err(error) => problems.push(format!("{}: model `{}`: {error}", entry.place, entry.name)),
+            Err(error) => problems.push(of_entry(entry, &error)),
         }
     }
     if problems.is_empty() { Ok(Loaded { models, devices: loader.devices }) } else { Err(Error(problems.join("\n"))) }
@@ -229,6 +230,28 @@ impl Loader<'_> {
     }
 }
 
+/// An error of this entry of the configuration, said once.
+pub fn of_entry(entry: &ModelSettings, error: &Error) -> String {
+    let prefix = format!("{}: model `{}`: ", entry.place, entry.name);
+    let words = error.to_string();
+    if words.starts_with(&prefix) { words } else { prefix + &words }
+}
+
+/// Whether an engine of the buckets that are configured could be built of this model, where a GPU may need one.
+pub fn check_buckets(settings: &Settings, model: &Model) -> Result<(), Error> {
+    let has_gpu = |name: &DeviceName| matches!(name, DeviceName::Cuda(_));
+    let may = match &settings.devices {
+        Devices::List(names) => names.iter().any(has_gpu),
+        Devices::Auto => cfg!(feature = "gpu"),
+    };
+    match (&settings.gpu.buckets, &model.source) {
+        (Some(asked), Source::Folder(_)) if may => buckets(asked, settings.gpu.layout, Some(model.max_length))
+            .map(|_| ())
+            .map_err(|words| Error(format!("gpu.buckets: {words}"))),
+        (Some(_) | None, Source::Folder(_) | Source::Onnx(_) | Source::Engine(_)) => Ok(()),
+    }
+}
+
 /// What the configuration's entry and the model's own files say together.
 pub fn load_model(entry: &ModelSettings) -> Result<Model, Error> {
     load_model_with_vocabulary(entry).map(|(model, _)| model)
@@ -265,6 +288,9 @@ fn unsupported(path: &Path) -> String {
              on the CPU, one with `--features tensorrt` or `tensorrt-rtx` on a GPU",
             path.display()
         ),
+        "engine" | "plan" | "trt" if cfg!(feature = "gpu") => {
+            format!("{} is a TensorRT engine, which runs on a GPU, and no GPU is among the devices", path.display())
+        }
         "engine" | "plan" | "trt" => format!(
             "{} is a TensorRT engine, which runs on a GPU only, by a binary built with TensorRT; the CPU device runs model \
              folders",

@@ -16,6 +16,7 @@ use tokenizers::pipeline::{EncodeOptions, Override, PipelineToken, PipelineToken
 pub use worker::{Served, Worker, WorkerLimits, WorkerState, encode_answer};
 
 use crate::device::LoadError;
+use crate::model::files::{SIDE_FILE_BYTES_MAX, read_regular};
 
 /// A model's tokenizer, shared by all workers.
 #[derive(Clone)]
@@ -83,7 +84,8 @@ impl Tokenizer {
     /// Reads a `tokenizer.json`, of today's or an older format.
     pub fn load(path: &Path) -> Result<Tokenizer, LoadError> {
         let fail = |why: &dyn std::fmt::Display| LoadError(format!("{}: {why}", path.display()));
-        let text = std::fs::read_to_string(path).map_err(|error| fail(&error))?;
+        let bytes = read_regular(path, SIDE_FILE_BYTES_MAX).map_err(|error| fail(&error))?;
+        let text = String::from_utf8(bytes).map_err(|_| fail(&"not UTF-8 text"))?;
         let value: serde_json::Value = serde_json::from_str(&text).map_err(|error| fail(&error))?;
         let words_are_independent = words_are_independent(&value["pre_tokenizer"]);
         let canonical = tokenizers::canonicalize_str(&text).map_err(|error| fail(&error))?;

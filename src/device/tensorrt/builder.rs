@@ -332,17 +332,45 @@ const CAPABILITIES: [(Capability, tensorrt_sys::ComputeCapability); 6] = {
     ]
 };
 
+/// Whether this library builds for it, and such engines, as far as that is known before it is opened.
+pub fn check_request(target: Target, version_compatible: bool) -> Result<(), String> {
+    check_target(target)?;
+    match version_compatible && cfg!(feature = "tensorrt-rtx") {
+        true => Err("its engines are for the version that builds them; leave `--version-compatible` away".into()),
+        false => Ok(()),
+    }
+}
+
+#[cfg(feature = "tensorrt-rtx")]
+fn check_target(target: Target) -> Result<(), String> {
+    match target {
+        Target::Capability(wanted) if CAPABILITIES.iter().all(|(known, _)| *known != wanted) => {
+            let all: Vec<String> = CAPABILITIES.iter().map(|(known, _)| known.to_string()).collect();
+            let all = all.join(", ");
+            Err(format!("it does not build for {wanted}, only for `current` (on a machine that has it) and {all}"))
+        }
+        Target::Capability(_) | Target::Current => Ok(()),
+    }
+}
+
+#[cfg(not(feature = "tensorrt-rtx"))]
+fn check_target(target: Target) -> Result<(), String> {
+    match target {
+        Target::Current => Ok(()),
+        Target::Capability(wanted) => Err(format!(
+            "it builds for the GPU that is here alone, not for {wanted}; leave `--target` away, or build there"
+        )),
+    }
+}
+
 #[cfg(feature = "tensorrt-rtx")]
 fn set_target(config: &mut Owned<nvinfer1::IBuilderConfig>, target: Target) -> Result<(), String> {
     let capability = match target {
         Target::Current => tensorrt_sys::ComputeCapability::kCURRENT,
         Target::Capability(wanted) => {
+            check_target(target)?;
             let known = CAPABILITIES.iter().find(|(known, _)| *known == wanted);
-            let all: Vec<String> = CAPABILITIES.iter().map(|(known, _)| known.to_string()).collect();
-            let all = all.join(", ");
-            known.map(|(_, capability)| *capability).ok_or_else(|| {
-                format!("it does not build for {wanted}, only for `current` (on a machine that has it) and {all}")
-            })?
+            known.map(|(_, capability)| *capability).ok_or("a target that was checked")?
         }
     };
     match config.pin().setNbComputeCapabilities(1) && config.pin().setComputeCapability(capability.into(), 0) {
@@ -353,12 +381,7 @@ fn set_target(config: &mut Owned<nvinfer1::IBuilderConfig>, target: Target) -> R
 
 #[cfg(not(feature = "tensorrt-rtx"))]
 fn set_target(_: &mut Owned<nvinfer1::IBuilderConfig>, target: Target) -> Result<(), String> {
-    match target {
-        Target::Current => Ok(()),
-        Target::Capability(wanted) => Err(format!(
-            "it builds for the GPU that is here alone, not for {wanted}; leave `--target` away, or build there"
-        )),
-    }
+    check_target(target)
 }
 
 #[cfg(feature = "tensorrt-rtx")]

@@ -10,14 +10,16 @@ use std::time::Instant;
 
 use super::shapes;
 use super::{Options, Origin, Progress, Report, Shapes};
-use crate::device::tensorrt::{Build, Flavour, Library, Network, Progress as Phase, Severity, gpu};
+use crate::device::tensorrt::{Build, Flavour, Library, Network, Progress as Phase, Severity, check_request, gpu};
 use crate::device::{Bucket, Layout, LoadError};
 use crate::model::convert::{self, Dtype, Metadata};
 use crate::model::engine::{Capability, Profile, Target, Tensor};
 use crate::model::fetch::Staging;
+use crate::model::files::{Outputs, SIDE_FILE_BYTES_MAX, check_external, folder_of, read_regular, tokenizer_in};
 use crate::model::manifest::{self, Facts, Manifest, TokenizerFile};
 use crate::model::onnx::Summary;
 use crate::model::{Model, Task};
+use crate::tokenize::Tokenizer;
 
 /// What the closure of a build is: told of the progress, it returns whether to go on.
 type Told<'a> = &'a mut (dyn FnMut(Progress) -> bool + Send);
@@ -33,6 +35,7 @@ fn at(path: &Path, words: impl std::fmt::Display) -> LoadError {
 /// Errors name the file, the input, the node or the option at fault.
 pub fn build(options: &Options, progress: Told<'_>) -> Result<Report, LoadError> {
     let started = Instant::now();
+    check(options)?;
     let places = Places::check(options)?;
     let library = Library::open()?;
     library.show(options.verbose.then_some(Severity::Info));
@@ -54,16 +57,11 @@ pub fn build(options: &Options, progress: Told<'_>) -> Result<Report, LoadError>
         timing_cache: earlier.as_deref(),
         version_compatible: options.version_compatible,
     };
-    let mut nest = Nest::default();
-    let built = network
-        .build(&request, &mut |phase| progress(nest.follow(phase)))
-        .map_err(|error| at(&material.named, error))?;
-    if !progress(Progress::Writing) {
-        return Err(LoadError(INTERRUPTED.into()));
-    }
+    let tokenizer = material.tokenizer.as_deref().map(read_tokenizer).transpose()?;
     let mut manifest = Manifest {
-        digest: manifest::digest(&built.plan),
-        bytes: built.plan.len() as u64,
+        // Of the plan that there is not yet.
+        digest: manifest::digest(b""),
+        bytes: 1,
         library: library.flavour().name().to_owned(),
         version: library.version(),
         version_compatible: options.version_compatible,
@@ -73,15 +71,41 @@ pub fn build(options: &Options, progress: Told<'_>) -> Result<Report, LoadError>
         buckets: choice.buckets,
         inputs: with_ranges(network.inputs(), &choice.profiles),
         outputs: network.outputs(),
-        tokenizer: None,
+        tokenizer: tokenizer.as_deref().map(|bytes| places.tokenizer_file(bytes)),
         model: material.facts(&network).map_err(|words| at(&material.named, words))?,
     };
-    let files = places.write(&staging, &built.plan, &mut manifest, material.tokenizer.as_deref())?;
+    // What cannot be described is found before the minutes that a build takes.
+    manifest.check_readable().map_err(|words| at(&material.named, words))?;
+    let mut nest = Nest::default();
+    let built = network
+        .build(&request, &mut |phase| progress(nest.follow(phase)))
+        .map_err(|error| at(&material.named, error))?;
+    if !progress(Progress::Writing) {
+        return Err(LoadError(INTERRUPTED.into()));
+    }
+    (manifest.digest, manifest.bytes) = (manifest::digest(&built.plan), built.plan.len() as u64);
+    let files = places.write(&staging, &built.plan, &manifest, tokenizer.as_deref())?;
     let mut notes = material.notes(options, &manifest);
     if let (Some(place), Some(measured)) = (times, &built.timing_cache) {
         notes.extend(keep_cache(place, measured).err().map(|error| error.0));
     }
     Ok(Report { manifest, files, notes, elapsed: started.elapsed() })
+}
+
+/// What is wrong with the options themselves, before anything is opened or built.
+pub fn check(options: &Options) -> Result<(), LoadError> {
+    let library = |words: String| LoadError(format!("{}: {words}", Flavour::built().name()));
+    check_request(options.target.unwrap_or(Target::Current), options.version_compatible).map_err(library)?;
+    if let Shapes::Buckets(asked) = &options.shapes {
+        shapes::check_asked(asked).map_err(LoadError)?;
+    }
+    if let Origin::Folder { opset, max_length, .. } = &options.origin {
+        convert::check_numbers(*opset, *max_length)?;
+    }
+    match options.tokenizer.as_deref().map(tokenizer_in).filter(|file| !file.is_file()) {
+        Some(missing) => Err(at(&missing, "no such tokenizer")),
+        None => Places::check(options).map(|_| ()),
+    }
 }
 
 /// The GPU that the manifest names.
@@ -108,34 +132,33 @@ struct Places {
 impl Places {
     fn check(options: &Options) -> Result<Places, LoadError> {
         let engine = options.output.clone();
-        if engine.is_dir() || engine.file_name().is_none() {
-            return Err(at(&engine, "a folder; name the engine's file"));
+        let mut outputs = Outputs::default();
+        match &options.origin {
+            Origin::Onnx(onnx) => reads_onnx(&mut outputs, onnx),
+            Origin::Folder { folder, onnx, .. } => {
+                outputs.reads_folder(folder);
+                onnx.iter().for_each(|kept| outputs.onnx(kept));
+            }
+        }
+        options.tokenizer.iter().for_each(|tokenizer| outputs.reads_tokenizer(tokenizer));
+        outputs.engine(&engine);
+        options.timing_cache.iter().for_each(|times| outputs.other("the timing cache", times));
+        outputs.check()?;
+        if engine.to_str().is_none() {
+            return Err(at(&engine, "its name is not UTF-8, and a manifest could not say it; choose another"));
         }
         let (manifest, tokenizer) = (manifest::path_of(&engine), manifest::tokenizer_of(&engine));
-        let places = Places { engine, manifest, tokenizer };
-        if !places.folder().is_dir() {
-            return Err(at(places.folder(), "no such folder to write into"));
-        }
-        let read = [
-            match &options.origin {
-                Origin::Onnx(onnx) => Some(onnx.as_path()),
-                Origin::Folder { .. } => None,
-            },
-            options.tokenizer.as_deref(),
-        ];
-        let kept = match &options.origin {
-            Origin::Folder { onnx, .. } => onnx.as_ref(),
-            Origin::Onnx(_) => None,
-        };
-        let written = [&places.engine, &places.manifest, &places.tokenizer];
-        for file in written.into_iter().chain(&options.timing_cache).chain(kept) {
-            replaceable(file, &read)?;
-        }
-        Ok(places)
+        Ok(Places { engine, manifest, tokenizer })
     }
 
     fn folder(&self) -> &Path {
         folder_of(&self.engine)
+    }
+
+    /// The tokenizer as the manifest names it.
+    fn tokenizer_file(&self, bytes: &[u8]) -> TokenizerFile {
+        let name = self.tokenizer.file_name().unwrap_or_default();
+        TokenizerFile { file: name.to_string_lossy().into_owned(), digest: manifest::digest(bytes) }
     }
 
     /// Writes all in the staging folder and moves it into its places, the manifest last.
@@ -143,15 +166,12 @@ impl Places {
         &self,
         staging: &Staging,
         plan: &[u8],
-        manifest: &mut Manifest,
-        tokenizer: Option<&Path>,
+        manifest: &Manifest,
+        tokenizer: Option<&[u8]>,
     ) -> Result<Vec<PathBuf>, LoadError> {
-        let name = |place: &Path| place.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let mut moves = Vec::new();
-        if let Some(tokenizer) = tokenizer {
-            let bytes = std::fs::read(tokenizer).map_err(|error| at(tokenizer, error))?;
-            manifest.tokenizer = Some(TokenizerFile { file: name(&self.tokenizer), digest: manifest::digest(&bytes) });
-            moves.push((put(staging, "tokenizer", &bytes, &self.tokenizer)?, &self.tokenizer));
+        if let Some(bytes) = tokenizer {
+            moves.push((put(staging, "tokenizer", bytes, &self.tokenizer)?, &self.tokenizer));
         }
         moves.push((put(staging, "engine", plan, &self.engine)?, &self.engine));
         moves.push((put(staging, "manifest", manifest.to_json().as_bytes(), &self.manifest)?, &self.manifest));
@@ -162,6 +182,12 @@ impl Places {
         files.sort_by_key(|file| *file != self.engine);
         Ok(files)
     }
+}
+
+/// The bytes of a file that is a tokenizer indeed.
+fn read_tokenizer(path: &Path) -> Result<Vec<u8>, LoadError> {
+    Tokenizer::load(path)?;
+    read_regular(path, SIDE_FILE_BYTES_MAX).map_err(|error| at(path, error))
 }
 
 /// A complete file in the staging folder, on its way to `place`.
@@ -177,29 +203,21 @@ fn put(staging: &Staging, name: &str, bytes: &[u8], place: &Path) -> Result<Path
     Ok(path)
 }
 
-fn folder_of(file: &Path) -> &Path {
-    match file.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        Some(_) | None => Path::new("."),
-    }
-}
-
-/// Whether a file may take this place: it holds a file that is not one of those that are read, or nothing.
-fn replaceable(place: &Path, read: &[Option<&Path>]) -> Result<(), LoadError> {
-    match place.symlink_metadata() {
-        Ok(_) if !place.is_file() => return Err(at(place, "the output must be a file, and this is none")),
-        Ok(_) | Err(_) => {}
-    }
-    let Ok(there) = place.canonicalize() else { return Ok(()) };
-    match read.iter().flatten().any(|path| path.canonicalize().is_ok_and(|path| path == there)) {
-        true => Err(at(place, "the output would replace what the engine is made from")),
-        false => Ok(()),
+/// An ONNX file, the weights beside it, and the tokenizers that it may come with.
+fn reads_onnx(outputs: &mut Outputs, onnx: &Path) {
+    outputs.reads(onnx);
+    outputs.reads_tokenizer(&onnx.with_file_name("tokenizer.json"));
+    // What is wrong with the file is said when it is read in earnest.
+    let Ok(summary) = Summary::read(onnx) else { return };
+    summary.external.iter().for_each(|name| outputs.reads(onnx.with_file_name(name)));
+    if let Ok(Some(metadata)) = Metadata::of(&summary) {
+        outputs.reads_tokenizer(&metadata.tokenizer);
     }
 }
 
 /// Measured times of an earlier build; nothing if there is none.
 fn read_cache(path: &Path) -> Result<Vec<u8>, LoadError> {
-    match std::fs::read(path) {
+    match read_regular(path, SIDE_FILE_BYTES_MAX) {
         Ok(bytes) => Ok(bytes),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && folder_of(path).is_dir() => Ok(Vec::new()),
         Err(error) => Err(at(path, error)),
@@ -253,16 +271,14 @@ impl Material {
             return Err(at(onnx, "not an ONNX file, or one without inputs"));
         }
         let metadata = Metadata::of(&summary).map_err(|words| at(onnx, words))?;
-        let file = |path: &Path| if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
-        let tokenizer = match tokenizer {
-            Some(given) if !file(given).is_file() => return Err(at(&file(given), "no such tokenizer")),
-            Some(given) => Some(file(given)),
-            None => {
-                let beside = onnx.with_file_name("tokenizer.json");
-                let recorded = metadata.as_ref().map(|metadata| file(&metadata.tokenizer));
-                [Some(beside), recorded].into_iter().flatten().find(|path| path.is_file())
-            }
-        };
+        check_external(onnx, &summary)?;
+        // What others wrote into the file is taken for a tokenizer only if it is one.
+        let recorded = || metadata.as_ref().map(|metadata| tokenizer_in(&metadata.tokenizer));
+        let beside = Some(onnx.with_file_name("tokenizer.json")).filter(|path| path.is_file());
+        let tokenizer = tokenizer
+            .map(tokenizer_in)
+            .or(beside)
+            .or_else(|| recorded().filter(|path| path.is_file() && Tokenizer::load(path).is_ok()));
         let (onnx, named) = (onnx.to_owned(), onnx.to_owned());
         Ok(Material { onnx, named, metadata, model: None, tokenizer })
     }

@@ -68,6 +68,7 @@ pub fn sequences(layout: Layout, rows: u32, length: u32) -> u32 {
 
 /// The buckets that were asked for, checked against the layout and the model's length.
 pub fn buckets(asked: &[AskedBucket], layout: Layout, max_length: Option<usize>) -> Result<Vec<Bucket>, String> {
+    check_asked(asked)?;
     let mut buckets: Vec<Bucket> = Vec::with_capacity(asked.len());
     for &AskedBucket { rows, length, sequences: sequences_asked } in asked {
         let sequences_max = sequences_asked.unwrap_or_else(|| sequences(layout, rows, length));
@@ -79,15 +80,24 @@ pub fn buckets(asked: &[AskedBucket], layout: Layout, max_length: Option<usize>)
         if let Some(most) = max_length.filter(|&most| layout == Layout::Padded && length as usize > most) {
             return Err(format!("bucket {rows}x{length} is longer than the model's max_length {most}"));
         }
-        let bucket = Bucket { rows, length, sequences_max };
-        if buckets.iter().any(|known| (known.rows, known.length) == (rows, length)) {
-            return Err(format!("bucket {rows}x{length} is there twice"));
-        }
-        buckets.push(bucket);
+        buckets.push(Bucket { rows, length, sequences_max });
     }
     buckets.sort_by_key(|bucket| (bucket.tokens(), bucket.length));
     check_length(&buckets, max_length)?;
     Ok(buckets)
+}
+
+/// Refuses two buckets of one shape, and too many.
+pub fn check_asked(asked: &[AskedBucket]) -> Result<(), String> {
+    if asked.len() > PROFILES_MAX {
+        return Err(format!("{} buckets; an engine has at most {PROFILES_MAX}", asked.len()));
+    }
+    let shape = |bucket: &AskedBucket| (bucket.rows, bucket.length);
+    let is_known = |index: &usize| asked[..*index].iter().any(|known| shape(known) == shape(&asked[*index]));
+    match (1..asked.len()).find(is_known) {
+        Some(index) => Err(format!("bucket {}x{} is there twice", asked[index].rows, asked[index].length)),
+        None => Ok(()),
+    }
 }
 
 /// A text of the model's length must fit somewhere.
@@ -106,8 +116,9 @@ fn check_length(buckets: &[Bucket], max_length: Option<usize>) -> Result<(), Str
 ///
 /// Lengths: 32, 128 and 512, each if it is no more than half of `max_length`, and `max_length` itself. Rows: 1 for the lone
 /// text, 8, and 32; where 32 rows are more than [`LADDER_TOKENS`] tokens, 1 and the largest power of two that is not. So
-/// there are ten buckets at most. They wait to be measured; this is the one place that says what they are.
+/// there are ten buckets at most. A length out of all reason is taken for the nearest that is not. They wait to be measured; this is the one place that says what they are.
 pub fn ladder(layout: Layout, max_length: usize) -> Vec<Bucket> {
+    let max_length = max_length.clamp(1, SIZE_MAX as usize);
     let steps = [32, 128, 512].into_iter().filter(|step| step * 2 <= max_length);
     let mut buckets = Vec::new();
     for length in steps.chain([max_length]) {
@@ -337,6 +348,9 @@ mod tests {
         assert!(refused("8x256:16", Layout::Padded, 256).contains("holds one text"));
         assert!(refused("1x32,8x32", Layout::Packed, 256).contains("add 1x256"));
         assert!(refused("1x256,1x256:3", Layout::Packed, 256).contains("twice"));
+        let many: Vec<AskedBucket> = (1..=65).map(|rows| AskedBucket { rows, length: 8, sequences: None }).collect();
+        assert!(buckets(&many[..64], Layout::Padded, Some(8)).is_ok());
+        assert!(buckets(&many, Layout::Padded, Some(8)).unwrap_err().contains("65 buckets; an engine has at most 64"));
     }
 
     #[test]
@@ -348,6 +362,7 @@ mod tests {
         let of_256 = "1x32:2 1x128:8 8x32:16 1x256:16 32x32:64 8x128:64 8x256:128 32x128:256 32x256:512";
         assert_eq!(shapes(256), of_256);
         assert_eq!(shapes(8), "1x8:1 8x8:8 32x8:32");
+        assert_eq!((shapes(0), shapes(usize::MAX)), ("1x1:1 8x1:8 32x1:32".into(), shapes(SIZE_MAX as usize)));
         for length in 1..=20_000 {
             let buckets = ladder(Layout::Padded, length);
             assert!((1..=10).contains(&buckets.len()), "{length}: {buckets:?}");

@@ -7,11 +7,13 @@
 //! Invariant: what is recorded is read back equal; a file is ours exactly when a key says so, and then all of them must be
 //! there.
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use super::Dtype;
 use crate::config::ModelSettings;
 use crate::device::{Layout, LoadError};
+use crate::model::files::{SIDE_FILE_BYTES_MAX, check_external, read_regular};
 use crate::model::onnx::{Dimension, Element, Graph, Summary};
 use crate::model::{Head, Model, Pooling, Prompt, Source, Task};
 
@@ -62,6 +64,12 @@ impl Metadata {
         }
         let text = |key: &str| summary.get(key).ok_or_else(|| format!("its metadata has no `{key}`"));
         let unknown = |key: &str| format!("`{key}` is `{}` in its metadata", summary.get(key).unwrap_or_default());
+        let number = |key: &str, allowed: RangeInclusive<usize>| {
+            let number = text(key)?.parse().ok().filter(|number| allowed.contains(number));
+            number.ok_or_else(|| {
+                format!("{}; a number from {} to {} is needed", unknown(key), allowed.start(), allowed.end())
+            })
+        };
         Ok(Some(Metadata {
             model: text("reactrt.model")?.to_owned(),
             task: Task::named(text("reactrt.task")?).ok_or_else(|| unknown("reactrt.task"))?,
@@ -69,16 +77,29 @@ impl Metadata {
             dtype: Dtype::named(text("reactrt.dtype")?).ok_or_else(|| unknown("reactrt.dtype"))?,
             pooling: Pooling::named(text("reactrt.pooling")?).ok_or_else(|| unknown("reactrt.pooling"))?,
             normalize: text("reactrt.normalize")?.parse().map_err(|_| unknown("reactrt.normalize"))?,
-            max_length: text("reactrt.max_length")?.parse().map_err(|_| unknown("reactrt.max_length"))?,
+            max_length: number("reactrt.max_length", 1..=LENGTH_MAX)?,
             labels: serde_json::from_str(text("reactrt.labels")?).map_err(|_| unknown("reactrt.labels"))?,
             tokenizer: text("reactrt.tokenizer")?.into(),
             pad_token: match summary.get(PAD_TOKEN) {
                 None => None,
-                Some(number) => Some(number.parse().map_err(|_| unknown(PAD_TOKEN))?),
+                Some(_) => Some(number(PAD_TOKEN, 0..=TOKEN_MAX)?),
             },
-            digest: text("reactrt.digest")?.to_owned(),
+            digest: match text("reactrt.digest")? {
+                digest if is_digest(digest) => digest.to_owned(),
+                _ => return Err(unknown("reactrt.digest")),
+            },
         }))
     }
+}
+
+/// Tokens of a sequence, at most.
+pub const LENGTH_MAX: usize = 1 << 20;
+
+/// No vocabulary has as many tokens.
+const TOKEN_MAX: usize = (1 << 24) - 1;
+
+fn is_digest(text: &str) -> bool {
+    text.len() == 64 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 const PREFIX: &str = "reactrt.";
@@ -92,6 +113,7 @@ const PAD_TOKEN: &str = "reactrt.pad_token";
 pub fn read(path: &Path, tokenizer: Option<&Path>, settings: &ModelSettings) -> Result<Model, LoadError> {
     let at = |words: String| LoadError(format!("{}: {words}", path.display()));
     let summary = Summary::read(path).map_err(|error| at(error.to_string()))?;
+    check_external(path, &summary)?;
     let metadata = Metadata::of(&summary).map_err(at)?;
     if let Some(metadata) = metadata.as_ref().filter(|metadata| metadata.task != settings.task) {
         let (made, asked) = (metadata.task.name(), settings.task.name());
@@ -169,9 +191,48 @@ fn fixed_length(summary: &Summary) -> Option<usize> {
 fn length_beside(tokenizer: &Path) -> Option<usize> {
     let of_files = [("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length")];
     of_files.into_iter().find_map(|(file, key)| {
-        let text = std::fs::read(tokenizer.with_file_name(file)).ok()?;
+        let text = read_regular(&tokenizer.with_file_name(file), SIDE_FILE_BYTES_MAX).ok()?;
         let values: serde_json::Value = serde_json::from_slice(&text).ok()?;
         let length = u32::try_from(values.get(key)?.as_u64()?).ok()?;
         (length > 0).then_some(length as usize)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(key: &str, value: &str) -> Result<Option<Metadata>, String> {
+        let digest = "0".repeat(64);
+        let good = [
+            ("reactrt.model", "m"),
+            ("reactrt.task", "embedding"),
+            ("reactrt.layout", "padded"),
+            ("reactrt.dtype", "fp32"),
+            ("reactrt.pooling", "cls"),
+            ("reactrt.normalize", "true"),
+            ("reactrt.max_length", "512"),
+            ("reactrt.labels", "[]"),
+            ("reactrt.tokenizer", "t"),
+            ("reactrt.digest", &digest),
+        ];
+        let mut pairs: Vec<_> = good.into_iter().filter(|(known, _)| *known != key).collect();
+        pairs.push((key, value));
+        let metadata = pairs.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+        Metadata::of(&Summary { metadata, ..Summary::default() })
+    }
+
+    #[test]
+    fn numbers_beyond_reason_are_refused_with_what_is_allowed() {
+        for good in ["1", "512", "1048576"] {
+            assert_eq!(with("reactrt.max_length", good).unwrap().unwrap().max_length.to_string(), good);
+        }
+        for wrong in ["0", "-1", "1048577", "4294967297", "18446744073709551615", "1e9", "", "99999999999999999999"] {
+            let error = with("reactrt.max_length", wrong).unwrap_err();
+            assert!(error.contains("`reactrt.max_length`") && error.contains("from 1 to 1048576"), "{error}");
+        }
+        assert_eq!(with(PAD_TOKEN, "1").unwrap().unwrap().pad_token, Some(1));
+        assert!(with(PAD_TOKEN, "4294967296").unwrap_err().contains("reactrt.pad_token"));
+        assert!(with("reactrt.digest", "nan").unwrap_err().contains("`reactrt.digest` is `nan`"));
+    }
 }

@@ -3,14 +3,18 @@
 //! A manifest travels with an engine between machines and versions; one that was edited, cut or written by a later program
 //! must not half work. Each error names the key by its path, `model.labels[2]`.
 
+use std::fmt;
 use std::ops::RangeInclusive;
 
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
 use super::{BYTES_MAX, FORMAT, Facts, Manifest, TokenizerFile};
 use crate::device::{Bucket, Layout};
-use crate::model::convert::Dtype;
-use crate::model::engine::{ElementType, ShapeRange, Tensor};
+use crate::model::build::shapes;
+use crate::model::convert::{Dtype, LENGTH_MAX};
+use crate::model::engine::{ElementType, Profile, ShapeRange, Tensor};
+use crate::model::inspect::bucket_words;
 use crate::model::{Pooling, Prompt, Task};
 
 /// Sizes of models and engines are far below; keeps every product of two far from overflow.
@@ -27,7 +31,7 @@ pub fn parse(bytes: &[u8]) -> Result<Manifest, String> {
     if bytes.len() > BYTES_MAX {
         return Err(format!("more than {BYTES_MAX} bytes; this is no manifest of an engine"));
     }
-    let value: Value = serde_json::from_slice(bytes).map_err(|error| format!("not a manifest: {error}"))?;
+    let Unique(value) = serde_json::from_slice(bytes).map_err(|error| format!("not a manifest: {error}"))?;
     let root = At { path: String::new(), value: &value };
     let fields = root.object()?;
     let format = fields.get("format")?.whole(0..=u64::MAX)?;
@@ -66,7 +70,61 @@ pub fn parse(bytes: &[u8]) -> Result<Manifest, String> {
         "tokenizer",
         "model",
     ])?;
+    check_tensors(&manifest)?;
+    manifest.model.as_ref().map_or(Ok(()), |facts| check_width(facts, &manifest.outputs))?;
     Ok(manifest)
+}
+
+/// Whether tensors, profiles, layout and buckets tell one story.
+fn check_tensors(manifest: &Manifest) -> Result<(), String> {
+    let Manifest { inputs, outputs, .. } = manifest;
+    for (key, tensors) in [("inputs", inputs), ("outputs", outputs)] {
+        if tensors.is_empty() {
+            return Err(format!("`{key}` is empty; an engine has some"));
+        }
+    }
+    let all: Vec<&Tensor> = inputs.iter().chain(outputs).collect();
+    if let Some(index) = (1..all.len()).find(|&index| all[..index].iter().any(|known| known.name == all[index].name)) {
+        return Err(format!("`inputs` and `outputs` have the name `{}` twice", all[index].name));
+    }
+    let count = inputs.iter().map(|input| input.ranges.len()).max().unwrap_or(0);
+    for (index, input) in inputs.iter().enumerate() {
+        let expected = if shapes::is_fixed(input) { 0 } else { count.max(1) };
+        let fits = |range: &ShapeRange| range.max.len() == input.shape.len();
+        if input.ranges.len() != expected || !input.ranges.iter().all(fits) {
+            return Err(format!("`inputs[{index}].profiles` must be {expected}, each of as many sizes as the shape"));
+        }
+    }
+    let layout = shapes::layout(inputs);
+    if layout != manifest.layout {
+        let [stated, found] = [manifest.layout, layout].map(|layout| layout.map_or("null", Layout::name));
+        return Err(format!("`layout` is {stated}, and by the names and shapes of `inputs` it is {found}"));
+    }
+    let profile = |index: usize| {
+        let range = |input: &Tensor| Some((input.name.clone(), input.ranges.get(index)?.clone()));
+        Profile { shapes: inputs.iter().filter_map(range).collect() }
+    };
+    let profiles: Vec<Profile> = (0..count).map(profile).collect();
+    let buckets = layout.map(|layout| shapes::buckets_of(&profiles, layout, inputs)).unwrap_or_default();
+    match buckets == manifest.buckets {
+        true => Ok(()),
+        false => Err(format!(
+            "`buckets` are [{}], and the profiles of `inputs` are [{}]",
+            bucket_words(&manifest.buckets),
+            bucket_words(&buckets)
+        )),
+    }
+}
+
+/// Whether the first output, which is the one that was described, has as many values.
+fn check_width(facts: &Facts, outputs: &[Tensor]) -> Result<(), String> {
+    let Facts { width, .. } = facts;
+    match outputs.first().and_then(|output| output.shape.get(1)) {
+        Some(&found) if found >= 0 && found != *width as i64 => {
+            Err(format!("`model.width` is {width}, and the output has {found} values"))
+        }
+        Some(_) | None => Ok(()),
+    }
 }
 
 fn bucket(at: &At<'_>) -> Result<Bucket, String> {
@@ -134,18 +192,18 @@ fn facts(at: &At<'_>) -> Result<Facts, String> {
         let index = prompts.iter().position(|prompt| prompt.name == name);
         index.ok_or_else(|| at.wrong("the name of one of `prompts`"))
     })?;
-    let optional = |key| fields.get(key)?.option(|at| at.whole(0..=SIZE_MAX).map(|size| size as usize));
+    let optional = |key, least| fields.get(key)?.option(|at| at.whole(least..=SIZE_MAX).map(|size| size as usize));
     let facts = Facts {
         name: fields.get("name")?.text()?,
         task: fields.get("task")?.parsed(Task::named, "embedding, reranking or nli")?,
         digest: fields.get("digest")?.digest()?,
         pooling: fields.get("pooling")?.parsed(Pooling::named, "cls or mean")?,
         normalize: fields.get("normalize")?.switch()?,
-        max_length: size("max_length", 1)?,
+        max_length: fields.get("max_length")?.whole(1..=LENGTH_MAX as u64)? as usize,
         labels: fields.get("labels")?.list(At::text)?,
         default_prompt,
-        pad_token: optional("pad_token")?,
-        vocabulary: optional("vocabulary")?,
+        pad_token: optional("pad_token", 0)?,
+        vocabulary: optional("vocabulary", 1)?,
         width: size("width", 1)?,
         token_types: size("token_types", 1)?,
         prompts,
@@ -165,9 +223,19 @@ fn facts(at: &At<'_>) -> Result<Facts, String> {
         "width",
         "token_types",
     ])?;
-    match facts.task == Task::Nli && facts.labels.len() != facts.width {
-        true => Err(fields.get("labels")?.wrong("one label for each of the `width` logits")),
-        false => Ok(facts),
+    let wrong = |key, needed| fields.get(key).and_then(|at| Err(at.wrong(needed)));
+    let prompts = &facts.prompts;
+    if facts.pad_token.is_some_and(|pad| facts.vocabulary.is_some_and(|rows| pad >= rows)) {
+        return wrong("pad_token", "a token of the vocabulary");
+    }
+    if (1..prompts.len()).any(|index| prompts[..index].iter().any(|known| known.name == prompts[index].name)) {
+        return wrong("prompts", "a list of different names");
+    }
+    match facts.task {
+        Task::Nli if facts.labels.len() != facts.width => wrong("labels", "one label for each of the `width` logits"),
+        Task::Embedding | Task::Reranking if !facts.labels.is_empty() => wrong("labels", "an empty list but for nli"),
+        Task::Reranking if facts.width != 1 => wrong("width", "1 for reranking"),
+        Task::Embedding | Task::Reranking | Task::Nli => Ok(facts),
     }
 }
 
@@ -176,6 +244,69 @@ fn prompt(at: &At<'_>) -> Result<Prompt, String> {
     let prompt = Prompt { name: fields.get("name")?.text()?, text: fields.get("text")?.text()? };
     fields.only(&["name", "text"])?;
     Ok(prompt)
+}
+
+/// A JSON value in which no object has a key twice: of two, each reader takes another.
+struct Unique(Value);
+
+impl<'de> Deserialize<'de> for Unique {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Unique, D::Error> {
+        deserializer.deserialize_any(UniqueVisitor).map(Unique)
+    }
+}
+
+struct UniqueVisitor;
+
+impl<'de> Visitor<'de> for UniqueVisitor {
+    type Value = Value;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a JSON value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Value, A::Error> {
+        let mut values = Vec::new();
+        while let Some(Unique(value)) = list.next_element()? {
+            values.push(value);
+        }
+        Ok(values.into())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Value, A::Error> {
+        let mut values = Map::new();
+        while let Some((key, Unique(value))) = object.next_entry::<String, Unique>()? {
+            if values.contains_key(&key) {
+                let shown: String = key.chars().take(60).collect();
+                return Err(A::Error::custom(format!("the key `{shown}` is there twice")));
+            }
+            values.insert(key, value);
+        }
+        Ok(values.into())
+    }
 }
 
 /// A value and where it stands.

@@ -4,13 +4,16 @@ use super::*;
 use crate::model::engine::ElementType;
 
 fn sample() -> Manifest {
-    let ids = Tensor {
-        name: "input_ids".into(),
+    let input = |name: &str, ranges: [&[i64]; 2]| Tensor {
+        name: name.into(),
         element: ElementType::I32,
-        shape: vec![-1, -1],
-        ranges: vec![ShapeRange::fixed(&[1, 32]), ShapeRange::fixed(&[8, 128])],
+        shape: vec![-1; ranges[0].len()],
+        ranges: ranges.map(ShapeRange::fixed).to_vec(),
         on_host: false,
     };
+    let mut inputs =
+        ["input_ids", "position_ids", "segment_ids"].map(|name| input(name, [&[1, 32], &[8, 128]])).to_vec();
+    inputs.push(input("cls_index", [&[2], &[64]]));
     let vectors = Tensor {
         name: "embeddings".into(),
         element: ElementType::F32,
@@ -31,7 +34,7 @@ fn sample() -> Manifest {
             Bucket { rows: 1, length: 32, sequences_max: 2 },
             Bucket { rows: 8, length: 128, sequences_max: 64 },
         ],
-        inputs: vec![ids],
+        inputs,
         outputs: vec![vectors],
         tokenizer: Some(TokenizerFile { file: "m.engine.tokenizer.json".into(), digest: digest(b"{}") }),
         model: Some(Facts {
@@ -61,11 +64,14 @@ fn what_is_written_is_read_back_equal() {
     assert_eq!(parse(full.to_json().as_bytes()), Ok(full.clone()));
     let mut bare = Manifest { layout: None, dtype: None, tokenizer: None, model: None, ..full.clone() };
     bare.buckets.clear();
+    bare.inputs.truncate(1);
+    bare.inputs[0].name = "pixels".into();
     assert_eq!(parse(bare.to_json().as_bytes()), Ok(bare));
     let mut nli = full;
     let facts = nli.model.as_mut().unwrap();
     (facts.task, facts.width, facts.labels) = (Task::Nli, 2, vec!["no".into(), "yes".into()]);
     (facts.prompts, facts.default_prompt, facts.vocabulary) = (Vec::new(), None, None);
+    nli.outputs[0].shape[1] = 2;
     assert_eq!(parse(nli.to_json().as_bytes()), Ok(nli));
 }
 
@@ -146,6 +152,22 @@ fn values_that_do_not_fit_one_another_are_refused() {
         ("/model/default_prompt", json!("other"), "one of `prompts`"),
         ("/model/task", json!("nli"), "one label for each"),
         ("/compute_capability", json!("9"), "such as 8.9"),
+        ("/compute_capability", json!("08.00"), "such as 8.9"),
+        ("/layout", json!("padded"), "`layout` is padded, and by the names and shapes of `inputs` it is packed"),
+        ("/layout", json!(null), "`layout` is null"),
+        ("/buckets", json!([{"rows": 1, "length": 32, "sequences": 2}]), "`buckets` are [1x32:2], and the profiles"),
+        ("/buckets/1/rows", json!(4), "[1x32:2, 4x128:64], and the profiles of `inputs` are [1x32:2, 8x128:64]"),
+        ("/inputs", json!([]), "`inputs` is empty"),
+        ("/outputs", json!([]), "`outputs` is empty"),
+        ("/inputs/1/name", json!("input_ids"), "the name `input_ids` twice"),
+        ("/inputs/1/profiles", json!([]), "`inputs[1].profiles` must be 2"),
+        ("/model/vocabulary", json!(0), "`model.vocabulary` is 0"),
+        ("/model/pad_token", json!(30_522), "a token of the vocabulary"),
+        ("/model/prompts/0/name", json!("passage"), "different names"),
+        ("/model/labels", json!(["a"]), "an empty list but for nli"),
+        ("/model/task", json!("reranking"), "`model.width` is 384; 1 for reranking"),
+        ("/model/width", json!(385), "`model.width` is 385, and the output has 384 values"),
+        ("/model/max_length", json!(16_777_216), "from 1 to 1048576"),
     ];
     for (pointer, value, words) in cases {
         let mut wrong = good.clone();
@@ -153,6 +175,52 @@ fn values_that_do_not_fit_one_another_are_refused() {
         let error = parse(wrong.to_string().as_bytes()).unwrap_err();
         assert!(error.contains(words), "{pointer}: {error}");
     }
+}
+
+#[test]
+fn a_key_that_is_there_twice_is_refused_at_every_level() {
+    let good = sample().to_json();
+    for key in ["format", "rows", "name", "max_length", "min"] {
+        let at = good.find(&format!("\"{key}\":")).unwrap();
+        let twice = format!("{}\"{key}\":1,{}", &good[..at], &good[at..]);
+        let error = parse(twice.as_bytes()).unwrap_err();
+        assert!(error.contains(&format!("the key `{key}` is there twice")), "{error}");
+    }
+}
+
+#[test]
+fn what_could_not_be_read_back_is_known_before_it_is_written() {
+    assert_eq!(sample().check_readable(), Ok(()));
+    let refused = |change: &dyn Fn(&mut Manifest)| {
+        let mut manifest = sample();
+        change(&mut manifest);
+        manifest.check_readable().unwrap_err()
+    };
+    assert!(
+        refused(&|manifest| manifest.tokenizer.as_mut().unwrap().file = "a\\b.json".into()).contains("tokenizer.file")
+    );
+    let long = |manifest: &mut Manifest| manifest.model.as_mut().unwrap().prompts[0].text = "p".repeat(70_000);
+    assert!(refused(&long).contains("model.prompts[0].text"));
+    assert!(refused(&|manifest| manifest.model.as_mut().unwrap().digest = "nan".into()).contains("model.digest"));
+    assert!(refused(&|manifest| manifest.buckets[0].rows = 0).contains("buckets[0].rows"));
+    assert!(refused(&|manifest| manifest.inputs[0].on_host = true).contains("`input_ids` is read on the host"));
+}
+
+#[test]
+fn an_engine_that_is_not_all_there_is_refused_without_reading_it() {
+    let folder = Folder::new("cut");
+    folder.write("m.engine.json", &sample().to_json());
+    folder.write("m.engine.tokenizer.json", "{}");
+    let error = || read_engine(&folder.engine(), None, &settings(Task::Embedding)).unwrap_err().0;
+    folder.write("m.engine", "the pla");
+    assert!(error().contains("m.engine: the engine has 7 bytes and its manifest says 8"), "{}", error());
+    folder.write("m.engine", "");
+    assert!(error().contains("the file is empty"), "{}", error());
+    folder.write("m.engine", "the plan");
+    let mut short = sample();
+    short.model.as_mut().unwrap().max_length = 129;
+    folder.write("m.engine.json", &short.to_json());
+    assert!(error().contains("max_length 129; the engine's largest bucket holds 128 tokens"), "{}", error());
 }
 
 #[test]
