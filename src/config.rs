@@ -22,7 +22,6 @@ use std::path::{Path, PathBuf};
 use crate::device::Layout;
 use crate::model::build::shapes::AskedBucket;
 use crate::model::convert::Dtype;
-use crate::model::files::open_regular;
 use crate::model::{Pooling, Task};
 use read::{Origin, Reader};
 
@@ -88,7 +87,8 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 pub fn load(file: &Path, overrides: &Overrides) -> Result<Settings, Problems> {
     let place = file.display().to_string();
     let refuse = |message: String| Problems(vec![Problem { place: place.clone(), message }]);
-    let source = open_regular(file).map_err(|error| refuse(format!("cannot be read: {error}")))?;
+    // Named by the user, who may well mean a pipe: `--config <(…)`, `/dev/stdin`.
+    let source = std::fs::File::open(file).map_err(|error| refuse(format!("cannot be read: {error}")))?;
     let mut bytes = Vec::new();
     source
         .take(FILE_BYTES_MAX + 1)
