@@ -613,7 +613,7 @@ impl<'a> Driver<'a> {
                     connection.filled += count;
                     let counted = if connection.out.is_measured { count as u64 } else { 0 };
                     self.measured.counts.bytes_received += counted;
-                    connection.reading.advance(&mut connection.buffer[..connection.filled])
+                    connection.reading.advance(&mut connection.buffer, &mut connection.filled)
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,

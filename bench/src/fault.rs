@@ -27,6 +27,9 @@ pub enum Fault {
     AnswerTooLarge,
     BadLength,
     BadChunk,
+    FramingTooLarge,
+    TrailersTooLarge,
+    InterimWithoutEnd,
     /// More bytes than the answer has, or bytes that nobody asked for.
     Surplus,
 
@@ -72,6 +75,9 @@ impl Fault {
             | Fault::AnswerTooLarge
             | Fault::BadLength
             | Fault::BadChunk
+            | Fault::FramingTooLarge
+            | Fault::TrailersTooLarge
+            | Fault::InterimWithoutEnd
             | Fault::Surplus => false,
             Fault::Status(_)
             | Fault::Bytes { .. }
@@ -116,6 +122,9 @@ impl fmt::Display for Fault {
             Fault::AnswerTooLarge => out.write_str("the answer is larger than 1 GiB"),
             Fault::BadLength => out.write_str("the answer's length is malformed"),
             Fault::BadChunk => out.write_str("the answer's chunks are malformed"),
+            Fault::FramingTooLarge => out.write_str("the size lines of the answer's chunks are larger than 64 MiB"),
+            Fault::TrailersTooLarge => out.write_str("the answer's trailers are larger than 64 KiB"),
+            Fault::InterimWithoutEnd => out.write_str("more than 16 interim answers"),
             Fault::Surplus => out.write_str("more bytes than one answer"),
             Fault::Status(status) => write!(out, "status {status}"),
             Fault::Bytes { found, wanted } => write!(out, "{found} bytes, not {wanted}"),

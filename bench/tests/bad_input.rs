@@ -38,6 +38,8 @@ fn wrong_targets() {
         (url(|_| Reply::Last(Vec::new())), "closed before the answer"),
         (url(|_| Reply::Bytes(b"SSH-2.0-OpenSSH_9.2\r\n".to_vec())), "not HTTP/1"),
         (url(|_| Reply::Bytes(b"HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n".to_vec())), "length is malformed"),
+        (url(|_| Reply::Bytes(chunked("0\r\n", "x: y\r\n"))), "trailers are larger than 64 KiB"),
+        (url(|_| Reply::Bytes("HTTP/1.1 100 Continue\r\n\r\n".repeat(17).into())), "more than 16 interim answers"),
         (format!("http://{silent}"), "no answer within the timeout"),
     ];
     for (url, part) in targets {
@@ -45,6 +47,11 @@ fn wrong_targets() {
         assert!(error.contains(part), "{url}: {error}");
         assert_eq!(error.trim_end().lines().count(), 1, "{error}");
     }
+}
+
+/// An answer that goes on without end, or nearly.
+fn chunked(begin: &str, unit: &str) -> Vec<u8> {
+    format!("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{begin}{}", unit.repeat(20_000)).into()
 }
 
 fn url(answer: impl Fn(&common::Request) -> Reply + Send + Sync + 'static) -> String {
