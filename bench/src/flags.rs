@@ -2,13 +2,14 @@
 //!
 //! Owns defaults and the rules between flags. Knows neither files of scenarios nor sockets.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
 use crate::drive::{Check, Wait};
+use crate::outputs::Input;
 use crate::record::{Arrivals, Load};
 use crate::requests::Content;
 use crate::run::Spec;
@@ -272,6 +273,14 @@ impl LoadFlags {
             rate(&level.to_string()).map_err(|error| format!("--sweep-rate: {level}: {error}"))?;
         }
         Ok(Pattern::Levels(rates.into_iter().map(open).collect()))
+    }
+
+    /// The files that are read, with their flags.
+    pub fn inputs(&self) -> Vec<Input<'_>> {
+        let scenario = self.scenario.as_deref().map(|file| ("--scenario", file));
+        let texts = self.texts.as_deref().map(|file| ("--texts", Path::new(file)));
+        let bodies = self.bodies.as_deref().map(|file| ("--bodies", Path::new(file)));
+        [scenario, texts, bodies].into_iter().flatten().collect()
     }
 
     /// The target and what is sent there.

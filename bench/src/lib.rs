@@ -38,6 +38,7 @@ pub mod sweep;
 
 // What people see.
 pub mod compare;
+pub mod outputs;
 pub mod plot;
 pub mod report;
 pub mod runs;

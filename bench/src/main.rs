@@ -6,16 +6,17 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::SystemTime;
 
 use clap::{Args, Parser, Subcommand};
 use reactrt_bench::compare::{self, Outcome};
 use reactrt_bench::flags::{LoadFlags, Pattern};
+use reactrt_bench::outputs::{Input, Outputs};
 use reactrt_bench::record::{FORMAT, Record, Run};
 use reactrt_bench::run::{Ready, Spec, is_clean};
-use reactrt_bench::search::search;
+use reactrt_bench::search::{RUNS_MAX, search};
 use reactrt_bench::sweep::{SweepFlags, sweep};
 use reactrt_bench::{machine, report, runs, scenario, table, words};
 
@@ -96,8 +97,14 @@ fn run_load() -> Result<(), String> {
     if labels.len() < loads.len() {
         return Err("two targets have one label; give each its own `label`".to_owned());
     }
-    let files = Files { json: general.json.as_deref(), html: general.html.as_deref(), hdr: general.hdr.as_deref() };
-    files.check()?;
+    let files = Outputs {
+        json: general.json.as_deref(),
+        html: general.html.as_deref(),
+        hdr: general.hdr.as_deref(),
+        run_count: loads.iter().map(|(_, pattern)| run_count(pattern)).sum::<usize>() * general.rounds as usize,
+    };
+    let inputs: Vec<Input<'_>> = targets.iter().flat_map(LoadFlags::inputs).collect();
+    files.check(&inputs)?;
     let mut record = begin();
     let mut found = Vec::new();
     let outcome = run_all(&loads, general, &mut record.runs, &mut found);
@@ -113,6 +120,14 @@ fn is_search(pattern: &Pattern) -> bool {
     match pattern {
         Pattern::Search { .. } => true,
         Pattern::Levels(_) => false,
+    }
+}
+
+/// At most, of one round.
+fn run_count(pattern: &Pattern) -> usize {
+    match pattern {
+        Pattern::Levels(levels) => levels.len(),
+        Pattern::Search { .. } => RUNS_MAX,
     }
 }
 
@@ -163,8 +178,8 @@ fn run_all(
 }
 
 fn run_sweep(flags: &SweepFlags) -> Result<(), String> {
-    let files = Files { json: flags.json.as_deref(), html: flags.html.as_deref(), hdr: None };
-    files.check()?;
+    let files = Outputs { json: flags.json.as_deref(), html: flags.html.as_deref(), ..Outputs::default() };
+    files.check(&[])?;
     let mut record = begin();
     record.runs = sweep(flags, &mut note)?;
     publish(&record, &files)?;
@@ -187,8 +202,9 @@ fn run_compare(flags: &CompareFlags) -> Result<(), String> {
 }
 
 fn run_report(flags: &ReportFlags) -> Result<(), String> {
-    let files = Files { json: None, html: flags.html.as_deref(), hdr: None };
-    files.check()?;
+    let files = Outputs { html: flags.html.as_deref(), ..Outputs::default() };
+    let inputs: Vec<Input<'_>> = flags.records.iter().map(|file| ("the record", file.as_path())).collect();
+    files.check(&inputs)?;
     let records = read(&flags.records)?;
     let mut text = Vec::new();
     for (index, (file, record)) in records.iter().enumerate() {
@@ -206,56 +222,8 @@ fn read(files: &[PathBuf]) -> Result<Vec<(String, Record)>, String> {
     files.iter().map(|file| Ok((file.display().to_string(), report::read(file)?))).collect()
 }
 
-/// Where a record goes.
-struct Files<'a> {
-    json: Option<&'a Path>,
-    html: Option<&'a Path>,
-    /// With several runs one file each, numbered.
-    hdr: Option<&'a Path>,
-}
-
-impl Files<'_> {
-    /// Says before a run, which may take an hour, what could not be written after it.
-    fn check(&self) -> Result<(), String> {
-        for file in [self.json, self.html, self.hdr].into_iter().flatten() {
-            let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            if !folder.is_dir() {
-                return Err(format!("{}: there is no folder {}", file.display(), folder.display()));
-            }
-            if file.is_dir() {
-                return Err(format!("{}: is a folder; name a file", file.display()));
-            }
-        }
-        Ok(())
-    }
-
-    fn write_json(&self, record: &Record) -> Result<(), String> {
-        let Some(file) = self.json else { return Ok(()) };
-        let text = serde_json::to_string_pretty(record).map_err(|error| format!("the record: {error}"))?;
-        write_file(file, &(text + "\n"))
-    }
-
-    fn write_html(&self, records: &[(String, Record)]) -> Result<(), String> {
-        self.html.map_or(Ok(()), |file| write_file(file, &report::html(records)))
-    }
-
-    fn write_logs(&self, record: &Record) -> Result<(), String> {
-        let Some(file) = self.hdr else { return Ok(()) };
-        let latencies = record.runs.iter().filter_map(|run| run.latency.as_ref());
-        let logs: Vec<&str> = latencies.map(|latency| latency.interval_log.as_str()).collect();
-        for (index, log) in logs.iter().enumerate() {
-            write_file(&if logs.len() == 1 { file.to_owned() } else { numbered(file, index + 1) }, log)?;
-        }
-        Ok(())
-    }
-}
-
-fn write_file(file: &Path, text: &str) -> Result<(), String> {
-    std::fs::write(file, text).map_err(|error| format!("{}: {error}", file.display()))
-}
-
 /// The table on stdout, and the files. Without a run there is nothing to show or to keep.
-fn publish(record: &Record, files: &Files<'_>) -> Result<(), String> {
+fn publish(record: &Record, files: &Outputs<'_>) -> Result<(), String> {
     if record.runs.is_empty() {
         return Ok(());
     }
@@ -299,13 +267,6 @@ fn judge(runs: &[Run], allow_errors: bool, is_search: bool) -> Result<(), String
         }
     }
     Ok(())
-}
-
-/// `out.hlog` becomes `out-3.hlog`.
-fn numbered(file: &Path, number: usize) -> PathBuf {
-    let stem = file.file_stem().unwrap_or_default().to_string_lossy();
-    let extension = file.extension().map(|extension| format!(".{}", extension.to_string_lossy())).unwrap_or_default();
-    file.with_file_name(format!("{stem}-{number}{extension}"))
 }
 
 /// A line on stderr for a run of a series that goes on; the table comes when all are through.

@@ -6,7 +6,7 @@ use crate::record::{Arrivals, Load, Run};
 use crate::run::{Ready, is_clean};
 
 /// Runs of one search.
-const RUNS_MAX: usize = 16;
+pub const RUNS_MAX: usize = 16;
 /// The search ends when the bracket is so narrow.
 const NEAR: f64 = 1.05;
 const RATE_MIN: f64 = 0.1;

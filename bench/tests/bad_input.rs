@@ -75,6 +75,13 @@ fn wrong_commands() {
     assert!(load("--concurrency 1 --requests 1 --warmup 0s --json /no/folder/x.json").contains("/no/folder/x.json"));
     assert!(load("--concurrency 1 --html /no/folder/x.html").contains("there is no folder /no/folder"));
     assert!(load("--concurrency 1 --hdr /tmp").contains("/tmp: is a folder"));
+    let texts = file("texts.txt");
+    std::fs::write(&texts, "a text\n").unwrap();
+    let texts = texts.display();
+    assert!(load(&format!("--concurrency 1 --texts {texts} --json {texts}")).contains("replace the file of --texts"));
+    assert_eq!(std::fs::read_to_string(texts.to_string()).unwrap(), "a text\n");
+    assert!(load(&format!("--concurrency 1 --json {texts}.json --html {texts}.json")).contains("the file of --json"));
+    assert!(refused(&["report", &texts.to_string(), "--html", &texts.to_string()]).contains("the file of the record"));
     assert!(load("--concurrency 1 --requests 1 --warmup 0s --pin 4096").contains("--pin 4096"));
     assert!(load("--rate 1e7 --duration 1h").contains("more than one run may have"));
     assert!(load("--rate 0.001 --duration 1s").contains("no request falls into the measured part"));
