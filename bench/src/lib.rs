@@ -29,6 +29,7 @@ pub mod json;
 pub mod drive;
 pub mod measure;
 
+pub mod interrupt;
 pub mod machine;
 pub mod probe;
 pub mod record;

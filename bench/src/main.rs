@@ -18,7 +18,7 @@ use reactrt_bench::record::{FORMAT, Record, Run};
 use reactrt_bench::run::{Ready, Spec, is_clean};
 use reactrt_bench::search::{RUNS_MAX, search};
 use reactrt_bench::sweep::{SweepFlags, sweep};
-use reactrt_bench::{machine, report, runs, scenario, table, words};
+use reactrt_bench::{interrupt, machine, report, runs, scenario, table, words};
 
 /// Loads servers of embedding, reranker and NLI models, and measures them honestly.
 ///
@@ -105,7 +105,7 @@ fn run_load() -> Result<(), String> {
     };
     let inputs: Vec<Input<'_>> = targets.iter().flat_map(LoadFlags::inputs).collect();
     files.check(&inputs)?;
-    let mut record = begin();
+    let mut record = begin()?;
     let mut found = Vec::new();
     let outcome = run_all(&loads, general, &mut record.runs, &mut found);
     publish(&record, &files)?;
@@ -162,15 +162,18 @@ fn run_all(
                     note(&run);
                 }
                 runs.push(run);
+                interrupt::check()?;
             }
             &Pattern::Search { bound, first_rate, arrivals, connections } => {
-                let outcome = search(&ready[target], bound, first_rate, arrivals, connections, &mut note)?;
+                let rate = search(&ready[target], bound, first_rate, arrivals, connections, &mut |run| {
+                    note(&run);
+                    runs.push(run);
+                })?;
                 let label = &ready[target].spec.label;
-                match outcome.rate {
+                match rate {
                     Some(rate) => found.push(format!("{label}: p99 stays below {bound:?} up to {rate:.1} requests/s")),
                     None => unbearable.push(format!("{label}: at no rate did p99 stay below {bound:?}")),
                 }
-                runs.extend(outcome.runs);
             }
         }
     }
@@ -180,9 +183,13 @@ fn run_all(
 fn run_sweep(flags: &SweepFlags) -> Result<(), String> {
     let files = Outputs { json: flags.json.as_deref(), html: flags.html.as_deref(), ..Outputs::default() };
     files.check(&[])?;
-    let mut record = begin();
-    record.runs = sweep(flags, &mut note)?;
+    let mut record = begin()?;
+    let outcome = sweep(flags, &mut |run| {
+        note(&run);
+        record.runs.push(run);
+    });
     publish(&record, &files)?;
+    outcome?;
     judge(&record.runs, flags.allow_errors, false)
 }
 
@@ -237,15 +244,17 @@ fn publish(record: &Record, files: &Outputs<'_>) -> Result<(), String> {
     files.write_html(&[(name, record.clone())])
 }
 
-fn begin() -> Record {
+/// The record, still without runs. From here on a signal does not lose them.
+fn begin() -> Result<Record, String> {
+    interrupt::listen().map_err(|error| format!("signals: {error}"))?;
     let words: Vec<String> = std::env::args().skip(1).collect();
-    Record {
+    Ok(Record {
         format: FORMAT,
         command: format!("reactrt-bench {}", words.join(" ")),
         began: machine::moment(SystemTime::now()),
         machine: machine::look(),
         runs: Vec::new(),
-    }
+    })
 }
 
 /// Whether the runs are to be believed. A search goes beyond what its target bears; its runs need one right answer each.
