@@ -621,6 +621,10 @@ impl<'a> Driver<'a> {
                     connection.filled += count;
                     let counted = if connection.out.is_measured { count as u64 } else { 0 };
                     self.measured.counts.bytes_received += counted;
+                    // The answer came sooner than the moment that was drawn: it is given up unread, so that the share is kept.
+                    if connection.out.abort_ns != u64::MAX {
+                        return self.abort(slot);
+                    }
                     connection.reading.advance(&mut connection.buffer, &mut connection.filled)
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
@@ -739,6 +743,14 @@ impl<'a> Driver<'a> {
         }
     }
 
+    /// The request of this connection is given up as planned, and the connection with it.
+    fn abort(&mut self, slot: usize) {
+        let (out, now_ns) = (self.connections[slot].out, self.now_ns());
+        self.close(slot);
+        self.count_in_group(slot, out, false, now_ns);
+        self.measured.counts.aborted += u64::from(out.is_measured);
+    }
+
     /// Gives up what is to be given up, and what has taken too long.
     fn look_at_deadlines(&mut self, now_ns: u64) {
         self.next_tick_ns = now_ns + TICK_NS;
@@ -753,9 +765,7 @@ impl<'a> Driver<'a> {
             let out = connection.out;
             match connection.state {
                 State::Waiting { .. } if out.abort_ns <= now_ns => {
-                    self.close(slot);
-                    self.count_in_group(slot, out, false, now_ns);
-                    self.measured.counts.aborted += u64::from(out.is_measured);
+                    self.abort(slot);
                 }
                 State::Waiting { .. } if out.sent_ns.saturating_add(self.orders.timeout_ns) <= now_ns => {
                     self.fail(slot, Fault::TimedOut);

@@ -79,6 +79,27 @@ fn counts_add_up_with_aborts() {
     }
 }
 
+#[test]
+fn the_share_that_is_asked_is_aborted_however_soon_answers_come() {
+    for (share, load_flags) in [(1.0, "--concurrency 2"), (1.0, "--rate 500"), (0.5, "--concurrency 2")] {
+        // The probe's answer is late, all others come at once: before most of the moments that are drawn.
+        let address = serve(|request| match request.number {
+            0 => Reply::After(Duration::from_millis(200), right(request)),
+            _ => Reply::Bytes(right(request)),
+        });
+        let flags = format!("{load_flags} --abort-rate {share} --warmup 0s --duration 500ms");
+        let (outcome, record) = load(address, &format!("all-aborted-{share}-{}", load_flags.len()), &flags);
+        assert_eq!(outcome.code, Some(0), "{flags}: {}", outcome.error);
+        let counts = &record.runs[0].counts;
+        adds_up(counts);
+        let found = counts.aborted as f64 / counts.sent as f64;
+        assert!(
+            counts.sent > 50 && (found - share).abs() < if share < 1.0 { 0.2 } else { 1e-9 },
+            "{flags}: {counts:?}"
+        );
+    }
+}
+
 /// A server whose 100th request sends a signal to the process that it comes from, and that process.
 fn interrupted(name: &str, load: &str) -> (Option<i32>, String, Option<Record>) {
     let process: Arc<OnceLock<u32>> = Arc::default();
