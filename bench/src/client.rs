@@ -192,6 +192,7 @@ impl Reading {
         let mut head = httparse::Response::new(&mut fields);
         match head.parse(&received[from..end]) {
             Ok(httparse::Status::Complete(_)) => {}
+            Err(httparse::Error::TooManyHeaders) => return Err(Fault::TooManyFields),
             Ok(httparse::Status::Partial) | Err(_) => return Err(Fault::NotHttp),
         }
         let status = head.code.ok_or(Fault::NotHttp)?;
@@ -461,6 +462,9 @@ mod tests {
     fn heads_are_bounded() {
         let endless = format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(HEAD_BYTES_MAX));
         assert_eq!(read(&[endless.as_bytes()], false), Some(Err(Fault::HeadTooLarge)));
+        let fields = |count| format!("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n{}\r\n", "x: y\r\n".repeat(count));
+        assert_eq!(read(&[fields(FIELDS_MAX - 1).as_bytes()], false), ok(200, "", "", true));
+        assert_eq!(read(&[fields(FIELDS_MAX).as_bytes()], false), Some(Err(Fault::TooManyFields)));
         let long_line = format!("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1;{}", "y".repeat(5000));
         assert_eq!(read(&[long_line.as_bytes()], false), Some(Err(Fault::BadChunk)));
     }

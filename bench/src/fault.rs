@@ -24,6 +24,7 @@ pub enum Fault {
     Socket(io::ErrorKind),
     NotHttp,
     HeadTooLarge,
+    TooManyFields,
     AnswerTooLarge,
     BadLength,
     BadChunk,
@@ -72,6 +73,7 @@ impl Fault {
             | Fault::Socket(_)
             | Fault::NotHttp
             | Fault::HeadTooLarge
+            | Fault::TooManyFields
             | Fault::AnswerTooLarge
             | Fault::BadLength
             | Fault::BadChunk
@@ -119,6 +121,7 @@ impl fmt::Display for Fault {
             Fault::Socket(kind) => write!(out, "socket: {kind}"),
             Fault::NotHttp => out.write_str("the answer is not HTTP/1"),
             Fault::HeadTooLarge => out.write_str("the answer's head is larger than 64 KiB"),
+            Fault::TooManyFields => out.write_str("the answer's head has more than 128 fields"),
             Fault::AnswerTooLarge => out.write_str("the answer is larger than 1 GiB"),
             Fault::BadLength => out.write_str("the answer's length is malformed"),
             Fault::BadChunk => out.write_str("the answer's chunks are malformed"),

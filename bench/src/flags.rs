@@ -20,6 +20,11 @@ use crate::texts::{PerRequest, Texts, Words};
 const CONNECTIONS: u32 = 256;
 const CONNECTIONS_MAX: u32 = 20_000;
 const DURATION: Duration = Duration::from_secs(10);
+/// Of a measured part and of a timeout: a thread looks at its deadlines less often.
+const TIME_MIN: Duration = Duration::from_millis(1);
+/// One request in eleven days.
+const RATE_MIN: f64 = 1e-6;
+const RATE_MAX: f64 = 1e7;
 /// Where `--search-p99` begins without `--rate`.
 const FIRST_RATE: f64 = 100.0;
 
@@ -197,10 +202,18 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     if seconds > 86_400.0 { Err("longer than a day".to_owned()) } else { Ok(Duration::from_secs_f64(seconds)) }
 }
 
+/// # Errors
+/// A timeout within which no answer can come.
+pub fn check_timeout(timeout: Duration) -> Result<(), String> {
+    if timeout < TIME_MIN { Err("--timeout is less than 1ms: no answer can come in it".to_owned()) } else { Ok(()) }
+}
+
 fn rate(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
-        Ok(rate) if rate > 0.0 && rate <= 1e7 => Ok(rate),
-        Ok(_) | Err(_) => Err("a rate is a number of requests per second, up to ten million".to_owned()),
+        Ok(rate) if (RATE_MIN..=RATE_MAX).contains(&rate) => Ok(rate),
+        Ok(_) | Err(_) => {
+            Err("a rate is a number of requests per second, from a millionth (0.000001) to ten million".to_owned())
+        }
     }
 }
 
@@ -256,6 +269,9 @@ impl LoadFlags {
         let connections = self.connections.unwrap_or(CONNECTIONS);
         let open = |rate: f64| Load::Open { rate, arrivals, connections };
         if let Some(bound) = self.search_p99 {
+            if bound.is_zero() {
+                return Err("--search-p99 is zero: no answer comes in no time".to_owned());
+            }
             let first_rate = self.rate.unwrap_or(FIRST_RATE);
             return Ok(Pattern::Search { bound, first_rate, arrivals, connections });
         }
@@ -300,13 +316,13 @@ impl LoadFlags {
         family.check()?;
         self.check_effects()?;
         let duration = match (self.duration, self.requests) {
-            (Some(duration), _) if duration.is_zero() => return Err("--duration is zero".to_owned()),
+            (Some(duration), _) if duration < TIME_MIN => {
+                return Err("--duration is less than 1ms: nothing can be measured in it".to_owned());
+            }
             (None, None) => Some(DURATION),
             (duration, _) => duration,
         };
-        if self.timeout.is_zero() {
-            return Err("--timeout is zero".to_owned());
-        }
+        check_timeout(self.timeout)?;
         if self.check != Check::Full && (self.digest || self.keep_samples > 0) {
             return Err("--digest and --keep-samples read the answers, which needs --check full".to_owned());
         }
@@ -446,6 +462,9 @@ mod tests {
         assert!(parse("--rate 1 --concurrency 2").unwrap_err().contains("cannot be used with"));
         assert!(parse("--search-p99 1ms --sweep 2").unwrap_err().contains("cannot be used with"));
         assert!(matches!(pattern("--search-p99 20ms"), Ok(Pattern::Search { .. })));
+        assert!(pattern("--search-p99 0ms").unwrap_err().contains("--search-p99 is zero"));
+        assert!(parse("--rate 1e-9").unwrap_err().contains("a millionth") && parse("--rate 1e-6").is_ok());
+        assert!(pattern("--sweep-rate 1,1e-300").unwrap_err().contains("a millionth"));
         assert!(parse("--rate 0").is_err() && parse("--abort-rate 2").is_err() && parse("--concurrency 0").is_err());
     }
 
@@ -473,7 +492,10 @@ mod tests {
         assert_eq!(useless("--concurrency 2 --connections 3 --arrivals constant"), 2);
         assert_eq!(useless("--rate 2 --connections 3 --arrivals constant --dimension 4 --texts-per-request 5"), 0);
         assert_eq!(useless("--sweep 2 --check none --dimension 4 --bodies x --texts-per-request 5"), 2);
-        assert!(with("--duration 0s").contains("--duration is zero"));
+        for flags in ["--duration 0s", "--duration 1us", "--duration 0.9ms"] {
+            assert!(with(flags).contains("--duration is less than 1ms"), "{flags}");
+        }
+        assert!(with("--timeout 1us").contains("--timeout is less than 1ms"));
         assert!(with("--texts /no/such/file").contains("/no/such/file"));
         assert!(with("--api raw --path / --words fixed:3").contains("--bodies"));
     }

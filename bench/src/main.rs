@@ -77,7 +77,9 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
-            let _ = writeln!(io::stderr(), "error: {}", message.replace('\n', "\n       "));
+            // Names of files, labels and what a server says are in it.
+            let lines: Vec<String> = message.lines().map(words::plain).collect();
+            let _ = writeln!(io::stderr(), "error: {}", lines.join("\n       "));
             ExitCode::from(2)
         }
     }
@@ -310,7 +312,7 @@ fn note(run: &Run) {
 
 /// A line on stdout.
 fn say(line: &str) {
-    print(format!("{line}\n").as_bytes());
+    print(format!("{}\n", words::plain(line)).as_bytes());
 }
 
 /// On stdout. That nobody reads it any more is no reason to end a run.

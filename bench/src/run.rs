@@ -16,6 +16,7 @@ use crate::record::{Counts, Load, Rates, Run, Sample, ServerSide, Target, Worklo
 use crate::requests::{Content, Making, Requests};
 use crate::schedule::{self, Until};
 use crate::target::{Family, Place};
+use crate::words;
 
 /// From the decision to run to the clock's zero: threads are started meanwhile.
 const START_DELAY: Duration = Duration::from_millis(20);
@@ -275,6 +276,7 @@ impl Ready<'_> {
 /// One line that overwrites itself on a terminal, else a line each time.
 fn show(label: &str, elapsed: Duration, progress: &Progress) {
     let (correct, faulty) = (progress.correct.load(Ordering::Relaxed), progress.faulty.load(Ordering::Relaxed));
+    let label = words::plain(label);
     let line = format!("{label}: {} s, {correct} right answers, {faulty} errors", elapsed.as_secs());
     if std::io::stderr().is_terminal() {
         eprint!("\r\x1b[K{line}");

@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::drive::{Check, Wait};
-use crate::flags::{Numbers, duration};
+use crate::flags::{Numbers, check_timeout, duration};
 use crate::interrupt;
 use crate::record::{Load, Run};
 use crate::requests::Content;
@@ -76,6 +76,7 @@ fn named(text: &str) -> Result<(Task, String), String> {
 /// # Errors
 /// One line that says what is wrong with the target.
 pub fn sweep(flags: &SweepFlags, seen: &mut dyn FnMut(Run)) -> Result<(), String> {
+    check_timeout(flags.timeout)?;
     let place = Place::parse(&flags.url)?;
     if let Some(size) = flags.sizes.0.iter().find(|&&size| size == 0 || size > TEXTS_MAX) {
         return Err(format!("--sizes: {size} is not a whole number from 1 to {TEXTS_MAX}"));

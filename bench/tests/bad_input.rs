@@ -37,6 +37,7 @@ fn wrong_targets() {
         (url(|_| Reply::Last(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{".to_vec())), "closed mid-body"),
         (url(|_| Reply::Last(Vec::new())), "closed before the answer"),
         (url(|_| Reply::Bytes(b"SSH-2.0-OpenSSH_9.2\r\n".to_vec())), "not HTTP/1"),
+        (url(|_| Reply::Bytes(answer(500, "{\"detail\":\"\u{1b}[31mboom\"}"))), "\u{fffd}[31mboom"),
         (url(|_| Reply::Bytes(b"HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n".to_vec())), "length is malformed"),
         (url(|_| Reply::Bytes(chunked("0\r\n", "x: y\r\n"))), "trailers are larger than 64 KiB"),
         (url(|_| Reply::Bytes("HTTP/1.1 100 Continue\r\n\r\n".repeat(17).into())), "more than 16 interim answers"),
@@ -85,6 +86,8 @@ fn wrong_commands() {
     assert!(load("--concurrency 1 --requests 1 --warmup 0s --pin 4096").contains("--pin 4096"));
     assert!(load("--rate 1e7 --duration 1h").contains("more than one run may have"));
     assert!(load("--rate 0.001 --duration 1s").contains("no request falls into the measured part"));
+    assert!(load("--concurrency 1 --interleave").contains("there is one"));
+    assert!(refused(&["sweep", "--url", &url, "--model", "nli=m", "--timeout", "0s"]).contains("--timeout"));
     assert!(refused(&["sweep", "--url", &url, "--model", "m"]).contains("embedding=NAME"));
     assert!(refused(&["sweep", "--url", &url, "--model", "nli=m", "--sizes", "0"]).contains("--sizes"));
 }
