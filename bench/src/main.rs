@@ -282,7 +282,7 @@ fn judge(runs: &[Run], allow_errors: bool, is_search: bool) -> Result<(), String
             return Err(format!(
                 "{}: {} of {} requests were answered wrongly or not at all ({}); --allow-errors takes that",
                 run.label,
-                counts.wrong + counts.failed,
+                counts.bad(),
                 counts.sent,
                 kinds.join(", ")
             ));

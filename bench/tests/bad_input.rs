@@ -119,7 +119,14 @@ fn wrong_scenarios() {
 fn wrong_records() {
     let path = file("no-record.json");
     let path = path.to_str().unwrap();
-    for (text, part) in [("{", "not JSON"), ("{}", "it has no `format`"), ("{\"format\": 999}", "format 999")] {
+    for (text, part) in [
+        ("[1, 2]", "begins with `{`"),
+        ("null", "begins with `{`"),
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        ("{}", "it has no `format`"),
+        ("{\"format\": 999}", "format 999"),
+    ] {
         std::fs::write(path, text).unwrap();
         for command in ["compare", "report"] {
             let error = refused(&[command, path]);
