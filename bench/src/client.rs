@@ -1,14 +1,16 @@
 //! The client's side of HTTP/1: bytes in, one answer out. Knows no socket and no clock.
 //!
 //! Bodies by length, in chunks, or until the connection closes; interim answers (100 to 199) are skipped; HTTP/1.0 closes
-//! unless it says otherwise. Chunks are joined in place, so that whoever checks an answer sees one piece:
+//! unless it says otherwise. Chunks are joined in place, so that whoever checks an answer sees one piece, and what only
+//! framed them (size lines, trailers, interim answers) is dropped before more is received:
 //!
 //! ```text
 //!   head | body so far | what the removed framing left | bytes not yet looked at
-//!        ^ body.start  ^ body.end                       ^ read                   ^ end of what was received
+//!        ^ body.start  ^ body.end                       ^ read                   ^ filled
 //! ```
 //!
-//! Invariant: any split of the same bytes gives the same answer, and a head is parsed once.
+//! Invariants: any split of the same bytes gives the same answer, and a head is parsed once; whatever a server sends, the bytes
+//! kept and the bytes received for one answer are bounded.
 
 use std::ops::Range;
 
@@ -19,6 +21,11 @@ const ANSWER_BYTES_MAX: usize = 1 << 30;
 const FIELDS_MAX: usize = 128;
 /// A chunk's size line with its extensions.
 const CHUNK_LINE_BYTES_MAX: usize = 4096;
+/// All size lines of an answer: twelve million chunks without extensions.
+const FRAMING_BYTES_MAX: usize = 64 << 20;
+const TRAILER_BYTES_MAX: usize = 64 << 10;
+/// Answers with a status from 100 to 199 before the one that counts.
+const INTERIM_MAX: u32 = 16;
 
 /// A whole answer, as places in the bytes that were received.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +45,7 @@ pub struct Reading {
     status: u16,
     timing: Range<usize>,
     keep: bool,
+    interim: u32,
 }
 
 #[derive(Clone, Debug)]
@@ -50,14 +58,21 @@ enum Stage {
     Sized {
         body: Range<usize>,
     },
-    Chunked {
-        body: Range<usize>,
-        read: usize,
-        part: Part,
-    },
+    Chunked(Chunks),
     UntilClose {
         from: usize,
     },
+}
+
+/// A chunked body so far.
+#[derive(Clone, Debug)]
+struct Chunks {
+    body: Range<usize>,
+    /// All before has been looked at.
+    read: usize,
+    part: Part,
+    framing_bytes: usize,
+    trailer_bytes: usize,
 }
 
 /// What comes next in a chunked body.
@@ -71,19 +86,48 @@ enum Part {
 
 impl Reading {
     pub fn new() -> Reading {
-        Reading { stage: Stage::Head { from: 0, searched: 0 }, status: 0, timing: 0..0, keep: false }
+        Reading { stage: Stage::Head { from: 0, searched: 0 }, status: 0, timing: 0..0, keep: false, interim: 0 }
     }
 
     /// The bytes that the answer is known to need in all, so that a buffer grows once.
     pub fn bytes_known(&self) -> usize {
         match &self.stage {
             Stage::Sized { body } => body.end,
-            Stage::Head { .. } | Stage::Chunked { .. } | Stage::UntilClose { .. } => 0,
+            Stage::Head { .. } | Stage::Chunked(_) | Stage::UntilClose { .. } => 0,
         }
     }
 
-    /// Goes on with all that was received since the request was written, in one buffer. `None` while more must come.
-    pub fn advance(&mut self, received: &mut [u8]) -> Result<Option<Answer>, Fault> {
+    /// Goes on with `buffer[..*filled]`: what this left there before, and what was received since behind it. `None` while
+    /// more must come; `filled` is then less by what is no longer needed.
+    pub fn advance(&mut self, buffer: &mut [u8], filled: &mut usize) -> Result<Option<Answer>, Fault> {
+        let answer = self.read_on(&mut buffer[..*filled])?;
+        if answer.is_none() {
+            *filled = self.drop_read(buffer, *filled);
+        }
+        Ok(answer)
+    }
+
+    /// Closes the gap that framing left, so that memory does not grow by it.
+    fn drop_read(&mut self, buffer: &mut [u8], filled: usize) -> usize {
+        let (gap, to) = match &mut self.stage {
+            Stage::Head { from, searched } => {
+                *searched -= *from;
+                (std::mem::take(from), 0)
+            }
+            Stage::Chunked(chunks) => {
+                let gap = chunks.read - chunks.body.end;
+                chunks.read = chunks.body.end;
+                (gap, chunks.body.end)
+            }
+            Stage::Sized { .. } | Stage::UntilClose { .. } => (0, 0),
+        };
+        if gap > 0 {
+            buffer.copy_within(to + gap..filled, to);
+        }
+        filled - gap
+    }
+
+    fn read_on(&mut self, received: &mut [u8]) -> Result<Option<Answer>, Fault> {
         loop {
             match &mut self.stage {
                 Stage::Head { from, searched } => {
@@ -106,11 +150,11 @@ impl Reading {
                         std::cmp::Ordering::Greater => Err(Fault::Surplus),
                     };
                 }
-                Stage::Chunked { body, read, part } => {
-                    if !join_chunks(received, body, read, part)? {
-                        return if body.len() > ANSWER_BYTES_MAX { Err(Fault::AnswerTooLarge) } else { Ok(None) };
+                Stage::Chunked(chunks) => {
+                    if !chunks.join(received)? {
+                        return Ok(None);
                     }
-                    let all_read = *read == received.len();
+                    let all_read = chunks.read == received.len();
                     return if all_read { Ok(Some(self.answer(self.keep))) } else { Err(Fault::Surplus) };
                 }
                 Stage::UntilClose { from } => {
@@ -126,7 +170,7 @@ impl Reading {
         match &self.stage {
             Stage::Head { from, .. } if received.len() == *from => Err(Fault::ClosedBeforeAnswer),
             Stage::Head { .. } => Err(Fault::ClosedInHead),
-            Stage::Sized { .. } | Stage::Chunked { .. } => Err(Fault::ClosedInBody),
+            Stage::Sized { .. } | Stage::Chunked(_) => Err(Fault::ClosedInBody),
             Stage::UntilClose { from } => {
                 let body = *from..received.len();
                 Ok(Answer { status: self.status, body, timing: self.timing.clone(), keep: false })
@@ -136,7 +180,7 @@ impl Reading {
 
     fn answer(&self, keep: bool) -> Answer {
         let body = match &self.stage {
-            Stage::Sized { body } | Stage::Chunked { body, .. } => body.clone(),
+            Stage::Sized { body } | Stage::Chunked(Chunks { body, .. }) => body.clone(),
             Stage::Head { .. } | Stage::UntilClose { .. } => unreachable!("only a body of known end is complete"),
         };
         Answer { status: self.status, body, timing: self.timing.clone(), keep }
@@ -148,13 +192,19 @@ impl Reading {
         let mut head = httparse::Response::new(&mut fields);
         match head.parse(&received[from..end]) {
             Ok(httparse::Status::Complete(_)) => {}
+            Err(httparse::Error::TooManyHeaders) => return Err(Fault::TooManyFields),
             Ok(httparse::Status::Partial) | Err(_) => return Err(Fault::NotHttp),
         }
         let status = head.code.ok_or(Fault::NotHttp)?;
         if (100..200).contains(&status) {
-            // An upgrade was not asked for.
             self.stage = Stage::Head { from: end, searched: end };
-            return if status == 101 { Err(Fault::NotHttp) } else { Ok(()) };
+            self.interim += 1;
+            // An upgrade was not asked for.
+            return match status {
+                101 => Err(Fault::NotHttp),
+                _ if self.interim > INTERIM_MAX => Err(Fault::InterimWithoutEnd),
+                _ => Ok(()),
+            };
         }
         let (mut length, mut chunked, mut close, mut keep_alive) = (None, false, false, false);
         self.timing = 0..0;
@@ -186,7 +236,7 @@ impl Reading {
         let nothing = status == 204 || status == 304;
         self.stage = match length {
             _ if nothing => Stage::Sized { body: end..end },
-            _ if chunked => Stage::Chunked { body: end..end, read: end, part: Part::Size },
+            _ if chunked => Stage::Chunked(Chunks::begin(end)),
             Some(length) if length > ANSWER_BYTES_MAX => return Err(Fault::AnswerTooLarge),
             Some(length) => Stage::Sized { body: end..end + length },
             None => Stage::UntilClose { from: end },
@@ -214,43 +264,60 @@ fn parse_length(value: &[u8]) -> Result<usize, Fault> {
     text.parse().map_err(|_| Fault::BadLength)
 }
 
-/// Moves the data of chunks to the end of `body`. True when the last one and its trailers have been read.
-fn join_chunks(received: &mut [u8], body: &mut Range<usize>, read: &mut usize, part: &mut Part) -> Result<bool, Fault> {
-    loop {
-        match *part {
-            Part::Size => {
-                let Some(line) = line(&received[*read..])? else { return Ok(false) };
-                let size = parse_chunk_size(&received[*read..*read + line])?;
-                *read += line + 2;
-                *part = if size == 0 { Part::Trailers } else { Part::Data { left: size } };
-            }
-            Part::Data { left } => {
-                let here = left.min(received.len() - *read);
-                received.copy_within(*read..*read + here, body.end);
-                body.end += here;
-                *read += here;
-                if here < left {
-                    *part = Part::Data { left: left - here };
-                    return Ok(false);
+impl Chunks {
+    fn begin(at: usize) -> Chunks {
+        Chunks { body: at..at, read: at, part: Part::Size, framing_bytes: 0, trailer_bytes: 0 }
+    }
+
+    /// Moves the data of chunks to the end of the body. True when the last one and its trailers have been read.
+    fn join(&mut self, received: &mut [u8]) -> Result<bool, Fault> {
+        loop {
+            match self.part {
+                Part::Size => {
+                    let Some(line) = line(&received[self.read..])? else { return Ok(false) };
+                    let size = parse_chunk_size(&received[self.read..self.read + line])?;
+                    self.read += line + 2;
+                    self.framing_bytes += line + 2;
+                    if self.framing_bytes > FRAMING_BYTES_MAX {
+                        return Err(Fault::FramingTooLarge);
+                    }
+                    if self.body.len() + size > ANSWER_BYTES_MAX {
+                        return Err(Fault::AnswerTooLarge);
+                    }
+                    self.part = if size == 0 { Part::Trailers } else { Part::Data { left: size } };
                 }
-                *part = Part::DataEnd;
-            }
-            Part::DataEnd => {
-                let next = &received[*read..];
-                if next.len() < 2 {
-                    return if next.is_empty() || next == b"\r" { Ok(false) } else { Err(Fault::BadChunk) };
+                Part::Data { left } => {
+                    let here = left.min(received.len() - self.read);
+                    received.copy_within(self.read..self.read + here, self.body.end);
+                    self.body.end += here;
+                    self.read += here;
+                    if here < left {
+                        self.part = Part::Data { left: left - here };
+                        return Ok(false);
+                    }
+                    self.part = Part::DataEnd;
                 }
-                if &next[..2] != b"\r\n" {
-                    return Err(Fault::BadChunk);
+                Part::DataEnd => {
+                    let next = &received[self.read..];
+                    if next.len() < 2 {
+                        return if next.is_empty() || next == b"\r" { Ok(false) } else { Err(Fault::BadChunk) };
+                    }
+                    if &next[..2] != b"\r\n" {
+                        return Err(Fault::BadChunk);
+                    }
+                    self.read += 2;
+                    self.part = Part::Size;
                 }
-                *read += 2;
-                *part = Part::Size;
-            }
-            Part::Trailers => {
-                let Some(line) = line(&received[*read..])? else { return Ok(false) };
-                *read += line + 2;
-                if line == 0 {
-                    return Ok(true);
+                Part::Trailers => {
+                    let Some(line) = line(&received[self.read..])? else { return Ok(false) };
+                    self.read += line + 2;
+                    self.trailer_bytes += line + 2;
+                    if line == 0 {
+                        return Ok(true);
+                    }
+                    if self.trailer_bytes > TRAILER_BYTES_MAX {
+                        return Err(Fault::TrailersTooLarge);
+                    }
                 }
             }
         }
@@ -285,14 +352,17 @@ mod tests {
 
     /// Gives the pieces one after another, then the end if `closes`.
     fn read(pieces: &[&[u8]], closes: bool) -> Option<Outcome> {
-        let (mut reading, mut received) = (Reading::new(), Vec::new());
+        let (mut reading, mut received) = (Reading::new(), Vec::<u8>::new());
         let seen = |answer: Answer, received: &[u8]| {
             let text = |range: Range<usize>| String::from_utf8(received[range].to_vec()).unwrap();
             (answer.status, text(answer.body), text(answer.timing), answer.keep)
         };
         for (index, piece) in pieces.iter().enumerate() {
             received.extend_from_slice(piece);
-            match reading.advance(&mut received) {
+            let mut filled = received.len();
+            let outcome = reading.advance(&mut received, &mut filled);
+            received.truncate(filled);
+            match outcome {
                 Ok(None) => {}
                 Ok(Some(answer)) => {
                     let rest: usize = pieces[index + 1..].iter().map(|piece| piece.len()).sum();
@@ -392,7 +462,45 @@ mod tests {
     fn heads_are_bounded() {
         let endless = format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(HEAD_BYTES_MAX));
         assert_eq!(read(&[endless.as_bytes()], false), Some(Err(Fault::HeadTooLarge)));
+        let fields = |count| format!("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n{}\r\n", "x: y\r\n".repeat(count));
+        assert_eq!(read(&[fields(FIELDS_MAX - 1).as_bytes()], false), ok(200, "", "", true));
+        assert_eq!(read(&[fields(FIELDS_MAX).as_bytes()], false), Some(Err(Fault::TooManyFields)));
         let long_line = format!("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1;{}", "y".repeat(5000));
         assert_eq!(read(&[long_line.as_bytes()], false), Some(Err(Fault::BadChunk)));
+    }
+
+    /// The most that lies in the buffer while `unit` comes again and again behind `begin`, and what that ends with.
+    fn flood(begin: &str, unit: &str, unit_count: usize) -> (usize, Option<Fault>) {
+        let (mut reading, mut received, mut most) = (Reading::new(), begin.as_bytes().to_vec(), 0);
+        for _ in 0..unit_count {
+            received.extend_from_slice(unit.as_bytes());
+            let mut filled = received.len();
+            most = most.max(filled);
+            match reading.advance(&mut received, &mut filled) {
+                Ok(None) => received.truncate(filled),
+                Ok(Some(_)) => return (most, None),
+                Err(fault) => return (most, Some(fault)),
+            }
+        }
+        (most, None)
+    }
+
+    #[test]
+    fn what_frames_an_answer_is_dropped_and_bounded() {
+        let chunked = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+        let extension = format!("1;{}\r\na\r\n", "y".repeat(4000));
+        let (most, fault) = flood(chunked, &extension, FRAMING_BYTES_MAX / 4000 + 2);
+        assert_eq!(fault, Some(Fault::FramingTooLarge));
+        assert!(most < 64 << 10, "{most} bytes kept");
+        let (most, fault) = flood(&format!("{chunked}0\r\n"), "x: y\r\n", TRAILER_BYTES_MAX);
+        assert_eq!(fault, Some(Fault::TrailersTooLarge));
+        assert!(most < 256, "{most} bytes kept");
+        let interim = format!("HTTP/1.1 103 Early Hints\r\nlink: {}\r\n\r\n", "y".repeat(1000));
+        let (most, fault) = flood("", &interim, INTERIM_MAX as usize + 1);
+        assert_eq!(fault, Some(Fault::InterimWithoutEnd));
+        assert!(most < 2000, "{most} bytes kept");
+        assert_eq!(flood("", &interim, INTERIM_MAX as usize).1, None);
+        let (most, fault) = flood(chunked, "1\r\na\r\n", 1000);
+        assert!(fault.is_none() && most < 1100, "only data is kept: {most}");
     }
 }

@@ -157,8 +157,8 @@ fn compare_rounds(first: &Point, other: &Point, out: &mut dyn Write) -> io::Resu
     if rounds == 1 {
         writeln!(out, "    one round each: these ratios have no spread, so a small one may be chance")?;
     }
-    let bad = |point: &Point| point.rounds.iter().map(|run| run.counts.wrong + run.counts.failed).sum::<u64>();
-    if bad(first) + bad(other) > 0 {
+    let bad = |point: &Point| point.rounds.iter().fold(0u64, |sum, run| sum.saturating_add(run.counts.bad()));
+    if bad(first) > 0 || bad(other) > 0 {
         let (first, other) = (words::count(bad(first)), words::count(bad(other)));
         writeln!(
             out,

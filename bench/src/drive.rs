@@ -20,6 +20,7 @@ use mio::{Events, Interest, Poll, Token};
 use crate::check::{Checker, Shape};
 use crate::client::{Answer, Reading};
 use crate::fault::Fault;
+use crate::interrupt;
 use crate::measure::{Measured, digest_of};
 use crate::requests::Requests;
 use crate::schedule;
@@ -217,6 +218,8 @@ struct Driver<'a> {
     next: u64,
     /// Measured requests that a closed loop may still send.
     quota: u64,
+    /// The orders' own, until a signal ends the run earlier.
+    end_ns: u64,
     next_tick_ns: u64,
     next_abort_ns: u64,
     /// Answers of this batch of events that have not been looked at.
@@ -275,6 +278,7 @@ impl<'a> Driver<'a> {
                 Sends::Open { .. } => 0,
                 Sends::Closed { count, .. } => count.map_or(u64::MAX, share),
             },
+            end_ns: orders.end_ns,
             next_tick_ns: 0,
             next_abort_ns: u64::MAX,
             // An event brings one answer at most.
@@ -312,7 +316,8 @@ impl<'a> Driver<'a> {
         }
         if let Sends::Open { moments } = self.orders.sends {
             let unsent = (self.next..).map_while(|number| moments.get(self.number(number) as usize));
-            self.measured.counts.unsent = unsent.filter(|&&moment| moment >= self.orders.warmup_ns).count() as u64;
+            let measured = self.orders.warmup_ns..self.end_ns;
+            self.measured.counts.unsent = unsent.filter(|moment| measured.contains(moment)).count() as u64;
         }
         Ok(self.measured)
     }
@@ -350,12 +355,15 @@ impl<'a> Driver<'a> {
     }
 
     fn may_send(&self, now_ns: u64) -> bool {
+        if self.measured.stopped_ns.is_some() {
+            return false;
+        }
         match self.orders.sends {
             Sends::Open { .. } => {
-                let is_within = now_ns < self.orders.end_ns.saturating_add(DRAIN_NS);
+                let is_within = now_ns < self.end_ns.saturating_add(DRAIN_NS);
                 is_within && self.moment(0).is_some()
             }
-            Sends::Closed { .. } => now_ns < self.orders.end_ns && self.quota > 0,
+            Sends::Closed { .. } => now_ns < self.end_ns && self.quota > 0,
         }
     }
 
@@ -457,7 +465,7 @@ impl<'a> Driver<'a> {
 
     /// Whether a request of this moment is measured; if so a closed loop has one less to send.
     fn begin_measuring(&mut self, planned_ns: u64) -> bool {
-        let is_measured = planned_ns >= self.orders.warmup_ns && planned_ns < self.orders.end_ns;
+        let is_measured = planned_ns >= self.orders.warmup_ns && planned_ns < self.end_ns;
         if is_measured && self.quota != u64::MAX {
             self.quota = self.quota.saturating_sub(1);
         }
@@ -612,7 +620,11 @@ impl<'a> Driver<'a> {
                     connection.filled += count;
                     let counted = if connection.out.is_measured { count as u64 } else { 0 };
                     self.measured.counts.bytes_received += counted;
-                    connection.reading.advance(&mut connection.buffer[..connection.filled])
+                    // The answer came sooner than the moment that was drawn: it is given up unread, so that the share is kept.
+                    if connection.out.abort_ns != u64::MAX {
+                        return self.abort(slot);
+                    }
+                    connection.reading.advance(&mut connection.buffer, &mut connection.filled)
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -674,7 +686,7 @@ impl<'a> Driver<'a> {
             measured.digest(out.index, digest_of(self.checker.values()));
         }
         keep_samples(measured, self.orders.requests, out.index, self.checker.values(), content.dimension as usize);
-        if now_ns >= self.orders.warmup_ns && now_ns <= self.orders.end_ns {
+        if now_ns >= self.orders.warmup_ns && now_ns <= self.end_ns {
             measured.window.requests += 1;
             measured.window.texts += u64::from(texts);
             measured.window.tokens += content.tokens;
@@ -730,18 +742,29 @@ impl<'a> Driver<'a> {
         }
     }
 
+    /// The request of this connection is given up as planned, and the connection with it.
+    fn abort(&mut self, slot: usize) {
+        let (out, now_ns) = (self.connections[slot].out, self.now_ns());
+        self.close(slot);
+        self.count_in_group(slot, out, false, now_ns);
+        self.measured.counts.aborted += u64::from(out.is_measured);
+    }
+
     /// Gives up what is to be given up, and what has taken too long.
     fn look_at_deadlines(&mut self, now_ns: u64) {
         self.next_tick_ns = now_ns + TICK_NS;
+        if interrupt::is_asked() && self.measured.stopped_ns.is_none() && now_ns < self.end_ns {
+            // What is out may still be answered.
+            self.measured.stopped_ns = Some(now_ns);
+            self.end_ns = now_ns;
+        }
         self.next_abort_ns = u64::MAX;
         for slot in 0..self.connections.len() {
             let connection = &self.connections[slot];
             let out = connection.out;
             match connection.state {
                 State::Waiting { .. } if out.abort_ns <= now_ns => {
-                    self.close(slot);
-                    self.count_in_group(slot, out, false, now_ns);
-                    self.measured.counts.aborted += u64::from(out.is_measured);
+                    self.abort(slot);
                 }
                 State::Waiting { .. } if out.sent_ns.saturating_add(self.orders.timeout_ns) <= now_ns => {
                     self.fail(slot, Fault::TimedOut);

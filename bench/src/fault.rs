@@ -24,9 +24,13 @@ pub enum Fault {
     Socket(io::ErrorKind),
     NotHttp,
     HeadTooLarge,
+    TooManyFields,
     AnswerTooLarge,
     BadLength,
     BadChunk,
+    FramingTooLarge,
+    TrailersTooLarge,
+    InterimWithoutEnd,
     /// More bytes than the answer has, or bytes that nobody asked for.
     Surplus,
 
@@ -69,9 +73,13 @@ impl Fault {
             | Fault::Socket(_)
             | Fault::NotHttp
             | Fault::HeadTooLarge
+            | Fault::TooManyFields
             | Fault::AnswerTooLarge
             | Fault::BadLength
             | Fault::BadChunk
+            | Fault::FramingTooLarge
+            | Fault::TrailersTooLarge
+            | Fault::InterimWithoutEnd
             | Fault::Surplus => false,
             Fault::Status(_)
             | Fault::Bytes { .. }
@@ -113,9 +121,13 @@ impl fmt::Display for Fault {
             Fault::Socket(kind) => write!(out, "socket: {kind}"),
             Fault::NotHttp => out.write_str("the answer is not HTTP/1"),
             Fault::HeadTooLarge => out.write_str("the answer's head is larger than 64 KiB"),
+            Fault::TooManyFields => out.write_str("the answer's head has more than 128 fields"),
             Fault::AnswerTooLarge => out.write_str("the answer is larger than 1 GiB"),
             Fault::BadLength => out.write_str("the answer's length is malformed"),
             Fault::BadChunk => out.write_str("the answer's chunks are malformed"),
+            Fault::FramingTooLarge => out.write_str("the size lines of the answer's chunks are larger than 64 MiB"),
+            Fault::TrailersTooLarge => out.write_str("the answer's trailers are larger than 64 KiB"),
+            Fault::InterimWithoutEnd => out.write_str("more than 16 interim answers"),
             Fault::Surplus => out.write_str("more bytes than one answer"),
             Fault::Status(status) => write!(out, "status {status}"),
             Fault::Bytes { found, wanted } => write!(out, "{found} bytes, not {wanted}"),

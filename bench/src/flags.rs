@@ -2,13 +2,14 @@
 //!
 //! Owns defaults and the rules between flags. Knows neither files of scenarios nor sockets.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
 use crate::drive::{Check, Wait};
+use crate::outputs::Input;
 use crate::record::{Arrivals, Load};
 use crate::requests::Content;
 use crate::run::Spec;
@@ -19,6 +20,11 @@ use crate::texts::{PerRequest, Texts, Words};
 const CONNECTIONS: u32 = 256;
 const CONNECTIONS_MAX: u32 = 20_000;
 const DURATION: Duration = Duration::from_secs(10);
+/// Of a measured part and of a timeout: a thread looks at its deadlines less often.
+const TIME_MIN: Duration = Duration::from_millis(1);
+/// One request in eleven days.
+const RATE_MIN: f64 = 1e-6;
+const RATE_MAX: f64 = 1e7;
 /// Where `--search-p99` begins without `--rate`.
 const FIRST_RATE: f64 = 100.0;
 
@@ -47,15 +53,16 @@ pub struct LoadFlags {
     /// A further field of each request's head, such as "authorization: Bearer x"; may be given again
     #[arg(long, value_name = "NAME: VALUE", value_parser = header, help_heading = "Target")]
     pub header: Vec<String>,
-    /// How vectors come, for --api openai
-    #[arg(long, default_value = "float", value_name = "FORMAT", help_heading = "Target")]
-    pub encoding_format: Encoding,
+    /// How vectors come, for --api openai [default: float]
+    #[arg(long, value_name = "FORMAT", help_heading = "Target")]
+    pub encoding_format: Option<Encoding>,
 
     /// Open loop: requests per second, sent when the schedule says
     #[arg(long, group = "load", value_parser = rate, help_heading = "Load")]
     pub rate: Option<f64>,
-    #[arg(long, default_value = "poisson", help_heading = "Load")]
-    pub arrivals: ArrivalsWord,
+    /// Of an open loop [default: poisson]
+    #[arg(long, help_heading = "Load")]
+    pub arrivals: Option<ArrivalsWord>,
     /// Connections of an open loop at most [default: 256]
     #[arg(long, value_parser = connections, help_heading = "Load")]
     pub connections: Option<u32>,
@@ -108,9 +115,9 @@ pub struct LoadFlags {
     /// Whole bodies from a file, a line each
     #[arg(long, group = "content", value_name = "FILE.jsonl", help_heading = "Texts")]
     pub bodies: Option<String>,
-    /// Texts of a request: 1, 32, uniform:1-64
-    #[arg(long, default_value = "1", value_name = "COUNT", help_heading = "Texts")]
-    pub texts_per_request: PerRequest,
+    /// Texts of a request: 1, 32, uniform:1-64 [default: 1]
+    #[arg(long, value_name = "COUNT", help_heading = "Texts")]
+    pub texts_per_request: Option<PerRequest>,
 
     /// How far answers are checked
     #[arg(long, default_value = "full", help_heading = "Answers")]
@@ -195,10 +202,18 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     if seconds > 86_400.0 { Err("longer than a day".to_owned()) } else { Ok(Duration::from_secs_f64(seconds)) }
 }
 
+/// # Errors
+/// A timeout within which no answer can come.
+pub fn check_timeout(timeout: Duration) -> Result<(), String> {
+    if timeout < TIME_MIN { Err("--timeout is less than 1ms: no answer can come in it".to_owned()) } else { Ok(()) }
+}
+
 fn rate(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
-        Ok(rate) if rate > 0.0 && rate <= 1e7 => Ok(rate),
-        Ok(_) | Err(_) => Err("a rate is a number of requests per second, up to ten million".to_owned()),
+        Ok(rate) if (RATE_MIN..=RATE_MAX).contains(&rate) => Ok(rate),
+        Ok(_) | Err(_) => {
+            Err("a rate is a number of requests per second, from a millionth (0.000001) to ten million".to_owned())
+        }
     }
 }
 
@@ -248,12 +263,15 @@ impl LoadFlags {
     /// No load at all, or a level that cannot be.
     pub fn pattern(&self) -> Result<Pattern, String> {
         let arrivals = match self.arrivals {
-            ArrivalsWord::Poisson => Arrivals::Poisson,
-            ArrivalsWord::Constant => Arrivals::Constant,
+            None | Some(ArrivalsWord::Poisson) => Arrivals::Poisson,
+            Some(ArrivalsWord::Constant) => Arrivals::Constant,
         };
         let connections = self.connections.unwrap_or(CONNECTIONS);
         let open = |rate: f64| Load::Open { rate, arrivals, connections };
         if let Some(bound) = self.search_p99 {
+            if bound.is_zero() {
+                return Err("--search-p99 is zero: no answer comes in no time".to_owned());
+            }
             let first_rate = self.rate.unwrap_or(FIRST_RATE);
             return Ok(Pattern::Search { bound, first_rate, arrivals, connections });
         }
@@ -274,6 +292,14 @@ impl LoadFlags {
         Ok(Pattern::Levels(rates.into_iter().map(open).collect()))
     }
 
+    /// The files that are read, with their flags.
+    pub fn inputs(&self) -> Vec<Input<'_>> {
+        let scenario = self.scenario.as_deref().map(|file| ("--scenario", file));
+        let texts = self.texts.as_deref().map(|file| ("--texts", Path::new(file)));
+        let bodies = self.bodies.as_deref().map(|file| ("--bodies", Path::new(file)));
+        [scenario, texts, bodies].into_iter().flatten().collect()
+    }
+
     /// The target and what is sent there.
     ///
     /// # Errors
@@ -283,19 +309,20 @@ impl LoadFlags {
         let family = Family {
             api: self.api,
             task: self.task,
-            encoding: self.encoding_format,
+            encoding: self.encoding_format.unwrap_or(Encoding::Float),
             model: self.model.clone(),
             path: self.path.clone(),
         };
         family.check()?;
+        self.check_effects()?;
         let duration = match (self.duration, self.requests) {
-            (Some(duration), _) if duration.is_zero() => return Err("--duration is zero".to_owned()),
+            (Some(duration), _) if duration < TIME_MIN => {
+                return Err("--duration is less than 1ms: nothing can be measured in it".to_owned());
+            }
             (None, None) => Some(DURATION),
             (duration, _) => duration,
         };
-        if self.timeout.is_zero() {
-            return Err("--timeout is zero".to_owned());
-        }
+        check_timeout(self.timeout)?;
         if self.check != Check::Full && (self.digest || self.keep_samples > 0) {
             return Err("--digest and --keep-samples read the answers, which needs --check full".to_owned());
         }
@@ -337,6 +364,42 @@ impl LoadFlags {
         })
     }
 
+    /// Flags that would change nothing, so that whoever gave them would misread the record.
+    fn check_effects(&self) -> Result<(), String> {
+        let is_raw = self.api == Api::Raw;
+        if is_raw && (self.digest || self.keep_samples > 0) {
+            return Err(
+                "--digest and --keep-samples need vectors, and of --api raw's answers nothing is known".to_owned()
+            );
+        }
+        if is_raw && self.dimension.is_some() {
+            return Err("--dimension needs vectors, and of --api raw's answers nothing is known".to_owned());
+        }
+        if self.expect_bytes.is_some() && (!is_raw || self.check != Check::Full) {
+            return Err("--expect-bytes is for --api raw with --check full alone".to_owned());
+        }
+        if self.encoding_format.is_some() && self.api != Api::Openai {
+            return Err("--encoding-format is for --api openai alone".to_owned());
+        }
+        Ok(())
+    }
+
+    /// What was given and changes nothing beside the rest, in words: a scenario's keys may be meant for other runs of it.
+    pub fn without_effect(&self) -> Vec<String> {
+        let is_closed = self.concurrency.is_some() || self.sweep.is_some();
+        let has_own_texts = self.bodies.is_some() || self.api == Api::Raw;
+        let useless = [
+            (
+                is_closed && self.connections.is_some(),
+                "--connections is an open loop's; a closed loop has --concurrency",
+            ),
+            (is_closed && self.arrivals.is_some(), "--arrivals is an open loop's"),
+            (has_own_texts && self.texts_per_request.is_some(), "--texts-per-request does not change bodies of a file"),
+            (self.check != Check::Full && self.dimension.is_some(), "--dimension is checked by --check full alone"),
+        ];
+        useless.into_iter().filter(|(is_useless, _)| *is_useless).map(|(_, why)| format!("no effect: {why}")).collect()
+    }
+
     fn content(&self) -> Result<Content, String> {
         if let Some(file) = &self.bodies {
             return Content::bodies(file);
@@ -351,7 +414,7 @@ impl LoadFlags {
             Some(file) => Texts::lines(file)?,
             None => Texts::Made(self.words.clone().unwrap_or(Words::Fixed(30))),
         };
-        Ok(Content::Texts { texts, per_request: self.texts_per_request })
+        Ok(Content::Texts { texts, per_request: self.texts_per_request.unwrap_or(PerRequest::Fixed(1)) })
     }
 }
 
@@ -399,6 +462,9 @@ mod tests {
         assert!(parse("--rate 1 --concurrency 2").unwrap_err().contains("cannot be used with"));
         assert!(parse("--search-p99 1ms --sweep 2").unwrap_err().contains("cannot be used with"));
         assert!(matches!(pattern("--search-p99 20ms"), Ok(Pattern::Search { .. })));
+        assert!(pattern("--search-p99 0ms").unwrap_err().contains("--search-p99 is zero"));
+        assert!(parse("--rate 1e-9").unwrap_err().contains("a millionth") && parse("--rate 1e-6").is_ok());
+        assert!(pattern("--sweep-rate 1,1e-300").unwrap_err().contains("a millionth"));
         assert!(parse("--rate 0").is_err() && parse("--abort-rate 2").is_err() && parse("--concurrency 0").is_err());
     }
 
@@ -417,7 +483,19 @@ mod tests {
         assert!(refused("--url http://127.0.0.1:1 --rate 1").contains("--model is missing"));
         let with = |rest: &str| refused(&format!("--url http://127.0.0.1:1 --model m --rate 1 {rest}"));
         assert!(with("--check status --digest").contains("--check full"));
-        assert!(with("--duration 0s").contains("--duration is zero"));
+        assert!(with("--api raw --path / --digest").contains("need vectors"));
+        assert!(with("--api raw --path / --keep-samples 2").contains("need vectors"));
+        assert!(with("--expect-bytes 3").contains("--api raw"));
+        assert!(with("--encoding-format base64").contains("--api openai alone"));
+        assert!(with("--encoding-format float").contains("--api openai alone"));
+        let useless = |line: &str| parse(line).unwrap().without_effect().len();
+        assert_eq!(useless("--concurrency 2 --connections 3 --arrivals constant"), 2);
+        assert_eq!(useless("--rate 2 --connections 3 --arrivals constant --dimension 4 --texts-per-request 5"), 0);
+        assert_eq!(useless("--sweep 2 --check none --dimension 4 --bodies x --texts-per-request 5"), 2);
+        for flags in ["--duration 0s", "--duration 1us", "--duration 0.9ms"] {
+            assert!(with(flags).contains("--duration is less than 1ms"), "{flags}");
+        }
+        assert!(with("--timeout 1us").contains("--timeout is less than 1ms"));
         assert!(with("--texts /no/such/file").contains("/no/such/file"));
         assert!(with("--api raw --path / --words fixed:3").contains("--bodies"));
     }

@@ -29,6 +29,7 @@ pub mod json;
 pub mod drive;
 pub mod measure;
 
+pub mod interrupt;
 pub mod machine;
 pub mod probe;
 pub mod record;
@@ -38,6 +39,7 @@ pub mod sweep;
 
 // What people see.
 pub mod compare;
+pub mod outputs;
 pub mod plot;
 pub mod report;
 pub mod runs;

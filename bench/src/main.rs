@@ -6,18 +6,19 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::SystemTime;
 
 use clap::{Args, Parser, Subcommand};
 use reactrt_bench::compare::{self, Outcome};
 use reactrt_bench::flags::{LoadFlags, Pattern};
+use reactrt_bench::outputs::{Input, Outputs};
 use reactrt_bench::record::{FORMAT, Record, Run};
 use reactrt_bench::run::{Ready, Spec, is_clean};
-use reactrt_bench::search::search;
+use reactrt_bench::search::{RUNS_MAX, search};
 use reactrt_bench::sweep::{SweepFlags, sweep};
-use reactrt_bench::{machine, report, runs, scenario, table, words};
+use reactrt_bench::{interrupt, machine, report, runs, scenario, table, words};
 
 /// Loads servers of embedding, reranker and NLI models, and measures them honestly.
 ///
@@ -76,7 +77,9 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
-            let _ = writeln!(io::stderr(), "error: {}", message.replace('\n', "\n       "));
+            // Names of files, labels and what a server says are in it.
+            let lines: Vec<String> = message.lines().map(words::plain).collect();
+            let _ = writeln!(io::stderr(), "error: {}", lines.join("\n       "));
             ExitCode::from(2)
         }
     }
@@ -87,6 +90,13 @@ fn run_load() -> Result<(), String> {
     let words: Vec<OsString> = std::env::args_os().skip(2).collect();
     let targets = scenario::targets(&words)?;
     let general = &targets[0];
+    if general.interleave && targets.len() == 1 {
+        return Err("--interleave lets targets take turns, and there is one; leave it out".to_owned());
+    }
+    let useless: BTreeSet<String> = targets.iter().flat_map(LoadFlags::without_effect).collect();
+    for line in useless {
+        let _ = writeln!(io::stderr(), "note: {line}");
+    }
     let shows_progress = general.progress || io::stderr().is_terminal();
     let mut loads = Vec::new();
     for target in &targets {
@@ -96,9 +106,15 @@ fn run_load() -> Result<(), String> {
     if labels.len() < loads.len() {
         return Err("two targets have one label; give each its own `label`".to_owned());
     }
-    let files = Files { json: general.json.as_deref(), html: general.html.as_deref(), hdr: general.hdr.as_deref() };
-    files.check()?;
-    let mut record = begin();
+    let files = Outputs {
+        json: general.json.as_deref(),
+        html: general.html.as_deref(),
+        hdr: general.hdr.as_deref(),
+        run_count: loads.iter().map(|(_, pattern)| run_count(pattern)).sum::<usize>() * general.rounds as usize,
+    };
+    let inputs: Vec<Input<'_>> = targets.iter().flat_map(LoadFlags::inputs).collect();
+    files.check(&inputs)?;
+    let mut record = begin()?;
     let mut found = Vec::new();
     let outcome = run_all(&loads, general, &mut record.runs, &mut found);
     publish(&record, &files)?;
@@ -113,6 +129,14 @@ fn is_search(pattern: &Pattern) -> bool {
     match pattern {
         Pattern::Search { .. } => true,
         Pattern::Levels(_) => false,
+    }
+}
+
+/// At most, of one round.
+fn run_count(pattern: &Pattern) -> usize {
+    match pattern {
+        Pattern::Levels(levels) => levels.len(),
+        Pattern::Search { .. } => RUNS_MAX,
     }
 }
 
@@ -147,15 +171,18 @@ fn run_all(
                     note(&run);
                 }
                 runs.push(run);
+                interrupt::check()?;
             }
             &Pattern::Search { bound, first_rate, arrivals, connections } => {
-                let outcome = search(&ready[target], bound, first_rate, arrivals, connections, &mut note)?;
+                let rate = search(&ready[target], bound, first_rate, arrivals, connections, &mut |run| {
+                    note(&run);
+                    runs.push(run);
+                })?;
                 let label = &ready[target].spec.label;
-                match outcome.rate {
+                match rate {
                     Some(rate) => found.push(format!("{label}: p99 stays below {bound:?} up to {rate:.1} requests/s")),
                     None => unbearable.push(format!("{label}: at no rate did p99 stay below {bound:?}")),
                 }
-                runs.extend(outcome.runs);
             }
         }
     }
@@ -163,11 +190,15 @@ fn run_all(
 }
 
 fn run_sweep(flags: &SweepFlags) -> Result<(), String> {
-    let files = Files { json: flags.json.as_deref(), html: flags.html.as_deref(), hdr: None };
-    files.check()?;
-    let mut record = begin();
-    record.runs = sweep(flags, &mut note)?;
+    let files = Outputs { json: flags.json.as_deref(), html: flags.html.as_deref(), ..Outputs::default() };
+    files.check(&[])?;
+    let mut record = begin()?;
+    let outcome = sweep(flags, &mut |run| {
+        note(&run);
+        record.runs.push(run);
+    });
     publish(&record, &files)?;
+    outcome?;
     judge(&record.runs, flags.allow_errors, false)
 }
 
@@ -187,8 +218,9 @@ fn run_compare(flags: &CompareFlags) -> Result<(), String> {
 }
 
 fn run_report(flags: &ReportFlags) -> Result<(), String> {
-    let files = Files { json: None, html: flags.html.as_deref(), hdr: None };
-    files.check()?;
+    let files = Outputs { html: flags.html.as_deref(), ..Outputs::default() };
+    let inputs: Vec<Input<'_>> = flags.records.iter().map(|file| ("the record", file.as_path())).collect();
+    files.check(&inputs)?;
     let records = read(&flags.records)?;
     let mut text = Vec::new();
     for (index, (file, record)) in records.iter().enumerate() {
@@ -206,56 +238,8 @@ fn read(files: &[PathBuf]) -> Result<Vec<(String, Record)>, String> {
     files.iter().map(|file| Ok((file.display().to_string(), report::read(file)?))).collect()
 }
 
-/// Where a record goes.
-struct Files<'a> {
-    json: Option<&'a Path>,
-    html: Option<&'a Path>,
-    /// With several runs one file each, numbered.
-    hdr: Option<&'a Path>,
-}
-
-impl Files<'_> {
-    /// Says before a run, which may take an hour, what could not be written after it.
-    fn check(&self) -> Result<(), String> {
-        for file in [self.json, self.html, self.hdr].into_iter().flatten() {
-            let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            if !folder.is_dir() {
-                return Err(format!("{}: there is no folder {}", file.display(), folder.display()));
-            }
-            if file.is_dir() {
-                return Err(format!("{}: is a folder; name a file", file.display()));
-            }
-        }
-        Ok(())
-    }
-
-    fn write_json(&self, record: &Record) -> Result<(), String> {
-        let Some(file) = self.json else { return Ok(()) };
-        let text = serde_json::to_string_pretty(record).map_err(|error| format!("the record: {error}"))?;
-        write_file(file, &(text + "\n"))
-    }
-
-    fn write_html(&self, records: &[(String, Record)]) -> Result<(), String> {
-        self.html.map_or(Ok(()), |file| write_file(file, &report::html(records)))
-    }
-
-    fn write_logs(&self, record: &Record) -> Result<(), String> {
-        let Some(file) = self.hdr else { return Ok(()) };
-        let latencies = record.runs.iter().filter_map(|run| run.latency.as_ref());
-        let logs: Vec<&str> = latencies.map(|latency| latency.interval_log.as_str()).collect();
-        for (index, log) in logs.iter().enumerate() {
-            write_file(&if logs.len() == 1 { file.to_owned() } else { numbered(file, index + 1) }, log)?;
-        }
-        Ok(())
-    }
-}
-
-fn write_file(file: &Path, text: &str) -> Result<(), String> {
-    std::fs::write(file, text).map_err(|error| format!("{}: {error}", file.display()))
-}
-
 /// The table on stdout, and the files. Without a run there is nothing to show or to keep.
-fn publish(record: &Record, files: &Files<'_>) -> Result<(), String> {
+fn publish(record: &Record, files: &Outputs<'_>) -> Result<(), String> {
     if record.runs.is_empty() {
         return Ok(());
     }
@@ -269,15 +253,17 @@ fn publish(record: &Record, files: &Files<'_>) -> Result<(), String> {
     files.write_html(&[(name, record.clone())])
 }
 
-fn begin() -> Record {
+/// The record, still without runs. From here on a signal does not lose them.
+fn begin() -> Result<Record, String> {
+    interrupt::listen().map_err(|error| format!("signals: {error}"))?;
     let words: Vec<String> = std::env::args().skip(1).collect();
-    Record {
+    Ok(Record {
         format: FORMAT,
         command: format!("reactrt-bench {}", words.join(" ")),
         began: machine::moment(SystemTime::now()),
         machine: machine::look(),
         runs: Vec::new(),
-    }
+    })
 }
 
 /// Whether the runs are to be believed. A search goes beyond what its target bears; its runs need one right answer each.
@@ -285,6 +271,10 @@ fn judge(runs: &[Run], allow_errors: bool, is_search: bool) -> Result<(), String
     for run in runs {
         let counts = &run.counts;
         let kinds: Vec<String> = counts.errors.iter().map(|(kind, count)| format!("{kind}: {count}")).collect();
+        // All were to be given up, and were.
+        if counts.sent > 0 && counts.aborted == counts.sent {
+            continue;
+        }
         if counts.correct == 0 {
             return Err(format!("{}: not one right answer ({})", run.label, kinds.join(", ")));
         }
@@ -292,20 +282,13 @@ fn judge(runs: &[Run], allow_errors: bool, is_search: bool) -> Result<(), String
             return Err(format!(
                 "{}: {} of {} requests were answered wrongly or not at all ({}); --allow-errors takes that",
                 run.label,
-                counts.wrong + counts.failed,
+                counts.bad(),
                 counts.sent,
                 kinds.join(", ")
             ));
         }
     }
     Ok(())
-}
-
-/// `out.hlog` becomes `out-3.hlog`.
-fn numbered(file: &Path, number: usize) -> PathBuf {
-    let stem = file.file_stem().unwrap_or_default().to_string_lossy();
-    let extension = file.extension().map(|extension| format!(".{}", extension.to_string_lossy())).unwrap_or_default();
-    file.with_file_name(format!("{stem}-{number}{extension}"))
 }
 
 /// A line on stderr for a run of a series that goes on; the table comes when all are through.
@@ -329,7 +312,7 @@ fn note(run: &Run) {
 
 /// A line on stdout.
 fn say(line: &str) {
-    print(format!("{line}\n").as_bytes());
+    print(format!("{}\n", words::plain(line)).as_bytes());
 }
 
 /// On stdout. That nobody reads it any more is no reason to end a run.

@@ -37,6 +37,8 @@ pub struct Measured {
     pub window: Window,
     /// When the last answer to a measured request came.
     pub last_ns: u64,
+    /// When a signal ended the run early; `None` if it went to its end.
+    pub stopped_ns: Option<u64>,
     /// By request, of its first correct answer; 0 where there was none. Empty unless asked for.
     pub digests: Vec<u64>,
     /// Answers whose vectors were not those of the first answer to the same request.
@@ -64,6 +66,7 @@ impl Measured {
             faults: Tally::new(),
             window: Window::default(),
             last_ns: 0,
+            stopped_ns: None,
             digests: vec![0; digests],
             varied: 0,
             samples: (0..samples).map(|_| Vec::with_capacity(values)).collect(),
@@ -132,6 +135,7 @@ impl Measured {
         self.window.texts += other.window.texts;
         self.window.tokens += other.window.tokens;
         self.last_ns = self.last_ns.max(other.last_ns);
+        self.stopped_ns = self.stopped_ns.max(other.stopped_ns);
         self.varied += other.varied;
         for (request, digest) in other.digests.iter().enumerate().filter(|(_, digest)| **digest != 0) {
             self.digest(request as u32, *digest);

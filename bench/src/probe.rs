@@ -141,7 +141,10 @@ fn exchange(address: SocketAddr, request: &[u8], timeout: Duration) -> Result<Re
             Ok(0) => Some(reading.close(&bytes)?),
             Ok(count) => {
                 bytes.extend_from_slice(&chunk[..count]);
-                reading.advance(&mut bytes)?
+                let mut filled = bytes.len();
+                let answer = reading.advance(&mut bytes, &mut filled)?;
+                bytes.truncate(filled);
+                answer
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => None,
             // What kept the request from being written was first.

@@ -140,6 +140,13 @@ pub struct Counts {
     pub bytes_received: u64,
 }
 
+impl Counts {
+    /// Requests that came to nothing or were answered wrongly. A damaged file may hold any numbers, so no sum of them overflows.
+    pub fn bad(&self) -> u64 {
+        self.wrong.saturating_add(self.failed)
+    }
+}
+
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rates {

@@ -38,6 +38,9 @@ pub fn read(path: &Path) -> Result<Record, String> {
 }
 
 fn parse(text: &[u8]) -> Result<Record, String> {
+    if text.trim_ascii_start().first().is_some_and(|first| b"[\"-0123456789tfn".contains(first)) {
+        return Err("not a record of reactrt-bench, which begins with `{`".to_owned());
+    }
     // Its format comes first: what a later one holds may not be understood at all.
     #[derive(Deserialize)]
     struct Head {

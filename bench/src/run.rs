@@ -9,12 +9,14 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::check::Shape;
 use crate::drive::{self, Check, Orders, Progress, Sends, Wait};
+use crate::interrupt;
 use crate::measure::Measured;
 use crate::probe::{self, Counted, Probe};
 use crate::record::{Counts, Load, Rates, Run, Sample, ServerSide, Target, Workload};
 use crate::requests::{Content, Making, Requests};
 use crate::schedule::{self, Until};
 use crate::target::{Family, Place};
+use crate::words;
 
 /// From the decision to run to the clock's zero: threads are started meanwhile.
 const START_DELAY: Duration = Duration::from_millis(20);
@@ -94,8 +96,9 @@ impl Spec {
 
 impl Ready<'_> {
     /// # Errors
-    /// What the system refuses, or a schedule that cannot be.
+    /// What the system refuses, a schedule that cannot be, or that a signal has come before.
     pub fn run(&self, load: &Load) -> Result<Run, String> {
+        interrupt::check()?;
         let spec = self.spec;
         let warmup_ns = spec.warmup.as_nanos() as u64;
         let end_ns = spec.duration.map_or(u64::MAX, |duration| warmup_ns + duration.as_nanos() as u64);
@@ -131,7 +134,11 @@ impl Ready<'_> {
             answer_bytes: self.probe.answer_bytes + self.probe.answer_bytes / 2 + 4096,
         };
         let (measured, counted, began) = self.watch(&orders)?;
-        let ended_ns = if end_ns == u64::MAX { measured.last_ns.max(warmup_ns) } else { end_ns };
+        let ended_ns = match measured.stopped_ns {
+            Some(stopped_ns) => stopped_ns.max(warmup_ns),
+            None if end_ns == u64::MAX => measured.last_ns.max(warmup_ns),
+            None => end_ns,
+        };
         Ok(self.describe(load, measured, counted, Duration::from_nanos(ended_ns - warmup_ns), began))
     }
 
@@ -226,7 +233,11 @@ impl Ready<'_> {
             counted.map(|counted| ServerSide { mean_batch: counted.mean_batch, batch_fill: counted.batch_fill });
         let samples = self.requests.spots().iter().zip(&measured.samples).filter(|(_, values)| !values.is_empty());
         Run {
-            label: spec.label.clone(),
+            // Not a round of what ran to its end, and not to be compared with it unseen.
+            label: match measured.stopped_ns {
+                Some(_) => format!("{} (interrupted)", spec.label),
+                None => spec.label.clone(),
+            },
             target: Target {
                 url: spec.place.url.clone(),
                 api: spec.family.api.to_string(),
@@ -265,6 +276,7 @@ impl Ready<'_> {
 /// One line that overwrites itself on a terminal, else a line each time.
 fn show(label: &str, elapsed: Duration, progress: &Progress) {
     let (correct, faulty) = (progress.correct.load(Ordering::Relaxed), progress.faulty.load(Ordering::Relaxed));
+    let label = words::plain(label);
     let line = format!("{label}: {} s, {correct} right answers, {faulty} errors", elapsed.as_secs());
     if std::io::stderr().is_terminal() {
         eprint!("\r\x1b[K{line}");

@@ -116,7 +116,7 @@ pub fn doubts(run: &Run) -> Vec<String> {
     if run.latency.is_none() || counts.correct == 0 {
         found.push("no answer was correct, so there is no latency".to_owned());
     }
-    let bad = counts.wrong + counts.failed;
+    let bad = counts.bad();
     if bad > 0 {
         found.push(format!(
             "{} of {} failed or had a wrong answer; they are not in the latencies",

@@ -2,22 +2,16 @@
 
 use std::time::Duration;
 
+use crate::interrupt;
 use crate::record::{Arrivals, Load, Run};
 use crate::run::{Ready, is_clean};
 
 /// Runs of one search.
-const RUNS_MAX: usize = 16;
+pub const RUNS_MAX: usize = 16;
 /// The search ends when the bracket is so narrow.
 const NEAR: f64 = 1.05;
 const RATE_MIN: f64 = 0.1;
 const RATE_MAX: f64 = 1e6;
-
-#[derive(Debug)]
-pub struct Found {
-    pub runs: Vec<Run>,
-    /// The highest rate that passed; `None` if none did.
-    pub rate: Option<f64>,
-}
 
 /// Whether a run stayed below the bound: all answers right, everything sent, and the corrected p99.
 fn passes(run: &Run, bound: Duration) -> bool {
@@ -25,6 +19,8 @@ fn passes(run: &Run, bound: Duration) -> bool {
     is_clean(&run.counts) && run.counts.unsent == 0 && p99_us <= bound.as_secs_f64() * 1e6
 }
 
+/// The highest rate that passed; `None` if none did. `seen` gets each run, those before an error too.
+///
 /// # Errors
 /// As [`Ready::run`].
 pub fn search(
@@ -33,17 +29,16 @@ pub fn search(
     first_rate: f64,
     arrivals: Arrivals,
     connections: u32,
-    seen: &mut dyn FnMut(&Run),
-) -> Result<Found, String> {
-    let mut runs = Vec::new();
-    let rate = bracket(first_rate, &mut |rate| {
+    seen: &mut dyn FnMut(Run),
+) -> Result<Option<f64>, String> {
+    bracket(first_rate, &mut |rate| {
         let run = ready.run(&Load::Open { rate, arrivals, connections })?;
-        seen(&run);
         let passed = passes(&run, bound);
-        runs.push(run);
+        seen(run);
+        // Such a run says nothing about its rate.
+        interrupt::check()?;
         Ok(passed)
-    })?;
-    Ok(Found { runs, rate })
+    })
 }
 
 /// Doubles or halves until one rate passes and another does not, then goes between.

@@ -9,7 +9,8 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::drive::{Check, Wait};
-use crate::flags::{Numbers, duration};
+use crate::flags::{Numbers, check_timeout, duration};
+use crate::interrupt;
 use crate::record::{Load, Run};
 use crate::requests::Content;
 use crate::run::Spec;
@@ -70,25 +71,27 @@ fn named(text: &str) -> Result<(Task, String), String> {
     if name.is_empty() { Err(words.to_owned()) } else { Ok((task, name.to_owned())) }
 }
 
+/// `seen` gets each run, those before an error too.
+///
 /// # Errors
 /// One line that says what is wrong with the target.
-pub fn sweep(flags: &SweepFlags, seen: &mut dyn FnMut(&Run)) -> Result<Vec<Run>, String> {
+pub fn sweep(flags: &SweepFlags, seen: &mut dyn FnMut(Run)) -> Result<(), String> {
+    check_timeout(flags.timeout)?;
     let place = Place::parse(&flags.url)?;
     if let Some(size) = flags.sizes.0.iter().find(|&&size| size == 0 || size > TEXTS_MAX) {
         return Err(format!("--sizes: {size} is not a whole number from 1 to {TEXTS_MAX}"));
     }
-    let mut runs = Vec::new();
     for (task, model) in &flags.model {
         for &size in &flags.sizes.0 {
             for is_batch in [false, true] {
                 let spec = point(flags, &place, *task, model, size, is_batch);
                 let run = spec.prepare()?.run(&Load::Closed { concurrency: 1 })?;
-                seen(&run);
-                runs.push(run);
+                seen(run);
+                interrupt::check()?;
             }
         }
     }
-    Ok(runs)
+    Ok(())
 }
 
 fn point(flags: &SweepFlags, place: &Place, task: Task, model: &str, size: u32, is_batch: bool) -> Spec {

@@ -103,7 +103,7 @@ impl Columns {
                 None => [NOTHING; 2].map(str::to_owned),
             });
         }
-        row.extend([words::count(run.counts.late), words::count(run.counts.wrong + run.counts.failed)]);
+        row.extend([words::count(run.counts.late), words::count(run.counts.bad())]);
         if self.batch {
             let server = run.server.clone().unwrap_or_default();
             row.push(server.mean_batch.map_or(NOTHING.to_owned(), words::number));

@@ -128,7 +128,13 @@ pub fn plural(value: u64, noun: &str) -> String {
 
 /// For a terminal: without control characters, which could move its cursor or colour it.
 pub fn plain(text: &str) -> String {
-    text.chars().map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
+    text.chars().map(|character| if is_hidden(character) { '\u{fffd}' } else { character }).collect()
+}
+
+/// True for what is not seen itself and changes how the rest is seen: controls, and the marks that turn the direction of writing.
+fn is_hidden(character: char) -> bool {
+    character.is_control()
+        || matches!(character, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// For a page, as text or as an attribute's value.
@@ -142,7 +148,7 @@ pub fn escape(text: &str) -> String {
             '"' => escaped.push_str("&quot;"),
             '\'' => escaped.push_str("&#39;"),
             '\n' => escaped.push('\n'),
-            other if other.is_control() => escaped.push('\u{fffd}'),
+            other if is_hidden(other) => escaped.push('\u{fffd}'),
             other => escaped.push(other),
         }
     }
@@ -206,5 +212,6 @@ mod tests {
     fn text_of_users_is_harmless() {
         assert_eq!(escape("<b a=\"x\" b='y'>&\u{1b}"), "&lt;b a=&quot;x&quot; b=&#39;y&#39;&gt;&amp;\u{fffd}");
         assert_eq!(plain("a\u{1b}[31mb\n"), "a\u{fffd}[31mb\u{fffd}");
+        assert_eq!(plain("a\u{202e}b\u{9b}1mé"), "a\u{fffd}b\u{fffd}1mé");
     }
 }

@@ -37,7 +37,10 @@ fn wrong_targets() {
         (url(|_| Reply::Last(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{".to_vec())), "closed mid-body"),
         (url(|_| Reply::Last(Vec::new())), "closed before the answer"),
         (url(|_| Reply::Bytes(b"SSH-2.0-OpenSSH_9.2\r\n".to_vec())), "not HTTP/1"),
+        (url(|_| Reply::Bytes(answer(500, "{\"detail\":\"\u{1b}[31mboom\"}"))), "\u{fffd}[31mboom"),
         (url(|_| Reply::Bytes(b"HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n".to_vec())), "length is malformed"),
+        (url(|_| Reply::Bytes(chunked("0\r\n", "x: y\r\n"))), "trailers are larger than 64 KiB"),
+        (url(|_| Reply::Bytes("HTTP/1.1 100 Continue\r\n\r\n".repeat(17).into())), "more than 16 interim answers"),
         (format!("http://{silent}"), "no answer within the timeout"),
     ];
     for (url, part) in targets {
@@ -45,6 +48,11 @@ fn wrong_targets() {
         assert!(error.contains(part), "{url}: {error}");
         assert_eq!(error.trim_end().lines().count(), 1, "{error}");
     }
+}
+
+/// An answer that goes on without end, or nearly.
+fn chunked(begin: &str, unit: &str) -> Vec<u8> {
+    format!("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{begin}{}", unit.repeat(20_000)).into()
 }
 
 fn url(answer: impl Fn(&common::Request) -> Reply + Send + Sync + 'static) -> String {
@@ -68,9 +76,18 @@ fn wrong_commands() {
     assert!(load("--concurrency 1 --requests 1 --warmup 0s --json /no/folder/x.json").contains("/no/folder/x.json"));
     assert!(load("--concurrency 1 --html /no/folder/x.html").contains("there is no folder /no/folder"));
     assert!(load("--concurrency 1 --hdr /tmp").contains("/tmp: is a folder"));
+    let texts = file("texts.txt");
+    std::fs::write(&texts, "a text\n").unwrap();
+    let texts = texts.display();
+    assert!(load(&format!("--concurrency 1 --texts {texts} --json {texts}")).contains("replace the file of --texts"));
+    assert_eq!(std::fs::read_to_string(texts.to_string()).unwrap(), "a text\n");
+    assert!(load(&format!("--concurrency 1 --json {texts}.json --html {texts}.json")).contains("the file of --json"));
+    assert!(refused(&["report", &texts.to_string(), "--html", &texts.to_string()]).contains("the file of the record"));
     assert!(load("--concurrency 1 --requests 1 --warmup 0s --pin 4096").contains("--pin 4096"));
     assert!(load("--rate 1e7 --duration 1h").contains("more than one run may have"));
     assert!(load("--rate 0.001 --duration 1s").contains("no request falls into the measured part"));
+    assert!(load("--concurrency 1 --interleave").contains("there is one"));
+    assert!(refused(&["sweep", "--url", &url, "--model", "nli=m", "--timeout", "0s"]).contains("--timeout"));
     assert!(refused(&["sweep", "--url", &url, "--model", "m"]).contains("embedding=NAME"));
     assert!(refused(&["sweep", "--url", &url, "--model", "nli=m", "--sizes", "0"]).contains("--sizes"));
 }
@@ -102,7 +119,14 @@ fn wrong_scenarios() {
 fn wrong_records() {
     let path = file("no-record.json");
     let path = path.to_str().unwrap();
-    for (text, part) in [("{", "not JSON"), ("{}", "it has no `format`"), ("{\"format\": 999}", "format 999")] {
+    for (text, part) in [
+        ("[1, 2]", "begins with `{`"),
+        ("null", "begins with `{`"),
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        ("{}", "it has no `format`"),
+        ("{\"format\": 999}", "format 999"),
+    ] {
         std::fs::write(path, text).unwrap();
         for command in ["compare", "report"] {
             let error = refused(&[command, path]);

@@ -3,8 +3,9 @@
 mod common;
 
 use std::net::SocketAddr;
-use std::sync::Mutex;
-use std::time::Duration;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 use common::{Reply, answer, file, load, right, serve, vectors};
 use reactrt_bench::record::{Counts, Load, Record};
@@ -75,6 +76,70 @@ fn counts_add_up_with_aborts() {
         let share = counts.aborted as f64 / counts.sent as f64;
         assert!((0.2..0.4).contains(&share), "{flags}: {share} of {} aborted", counts.sent);
         assert!(counts.texts > counts.correct * 2 && counts.failed == 0, "{flags}: {counts:?}");
+    }
+}
+
+#[test]
+fn the_share_that_is_asked_is_aborted_however_soon_answers_come() {
+    for (share, load_flags) in [(1.0, "--concurrency 2"), (1.0, "--rate 500"), (0.5, "--concurrency 2")] {
+        // The probe's answer is late, all others come at once: before most of the moments that are drawn.
+        let address = serve(|request| match request.number {
+            0 => Reply::After(Duration::from_millis(200), right(request)),
+            _ => Reply::Bytes(right(request)),
+        });
+        let flags = format!("{load_flags} --abort-rate {share} --warmup 0s --duration 500ms");
+        let (outcome, record) = load(address, &format!("all-aborted-{share}-{}", load_flags.len()), &flags);
+        assert_eq!(outcome.code, Some(0), "{flags}: {}", outcome.error);
+        let counts = &record.runs[0].counts;
+        adds_up(counts);
+        let found = counts.aborted as f64 / counts.sent as f64;
+        assert!(
+            counts.sent > 50 && (found - share).abs() < if share < 1.0 { 0.2 } else { 1e-9 },
+            "{flags}: {counts:?}"
+        );
+    }
+}
+
+/// A server whose 100th request sends a signal to the process that it comes from, and that process.
+fn interrupted(name: &str, load: &str) -> (Option<i32>, String, Option<Record>) {
+    let process: Arc<OnceLock<u32>> = Arc::default();
+    let known = Arc::clone(&process);
+    let address = serve(move |request| {
+        if request.number == 100 {
+            let process = known.wait().to_string();
+            assert!(Command::new("kill").args(["-INT", &process]).status().expect("kill runs").success());
+        }
+        Reply::Bytes(right(request))
+    });
+    let (url, json) = (format!("http://{address}"), file(name));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_reactrt-bench"));
+    command.args(["load", "--url", &url, "--model", "m", "--duration", "60s", "--json"]).arg(&json);
+    let command = command.args(load.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let child = command.spawn().expect("the binary runs");
+    process.set(child.id()).expect("it is set once");
+    let output = child.wait_with_output().expect("it ends");
+    let record = std::fs::read(&json).ok().map(|text| serde_json::from_slice(&text).expect("a record"));
+    let _ = std::fs::remove_file(&json);
+    (output.status.code(), String::from_utf8(output.stderr).expect("text"), record)
+}
+
+#[test]
+fn an_interrupted_run_leaves_what_it_measured() {
+    for load in
+        ["--rate 500 --warmup 0s", "--rate 500 --warmup 0s --threads 2 --rounds 3", "--concurrency 2 --warmup 0s"]
+    {
+        let began = Instant::now();
+        let (code, error, record) = interrupted(&format!("interrupted-{}.json", load.len()), load);
+        assert_eq!(code, Some(2), "{error}");
+        assert!(error.contains("ended early by a signal") && began.elapsed() < Duration::from_secs(20), "{error}");
+        let record = record.expect("a record");
+        assert_eq!(record.runs.len(), 1, "no round begins after the signal");
+        let run = &record.runs[0];
+        adds_up(&run.counts);
+        assert_eq!(run.label, "m (interrupted)");
+        assert!(run.counts.correct >= 90 && run.counts.failed == 0, "{:?}", run.counts);
+        assert!(run.duration_s > 0.0 && run.duration_s < 20.0, "{}", run.duration_s);
+        assert!(run.counts.unsent <= run.counts.sent, "what was not due is not unsent: {:?}", run.counts);
     }
 }
 

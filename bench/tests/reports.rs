@@ -423,6 +423,17 @@ fn compared(records: &[(&str, Record)]) -> (Outcome, String) {
     (outcome, String::from_utf8(text).expect("text"))
 }
 
+#[test]
+fn counts_of_a_damaged_record_do_not_overflow() {
+    let mut damaged = record(rounds("m", [(1.0, 2.0); 3]));
+    for run in &mut damaged.runs {
+        (run.counts.wrong, run.counts.failed) = (u64::MAX, 7);
+    }
+    let (_, text) = compared(&[("a.json", damaged.clone()), ("b.json", damaged.clone())]);
+    assert!(text.contains("errors: 18,446,744,073,709,551,615 in the first"), "{text}");
+    assert!(table_of(&damaged).contains("18,446,744,073,709,551,615"));
+}
+
 /// The words of the line that begins so.
 fn line_of<'t>(text: &'t str, start: &str) -> Vec<&'t str> {
     let found = text.lines().map(str::trim).find(|line| line.starts_with(start));
