@@ -21,7 +21,7 @@ const ANSWER_BYTES_MAX: usize = 1 << 30;
 const FIELDS_MAX: usize = 128;
 /// A chunk's size line with its extensions.
 const CHUNK_LINE_BYTES_MAX: usize = 4096;
-/// All size lines of an answer: twelve million chunks without extensions.
+/// All size lines of an answer: some twenty million chunks without extensions.
 const FRAMING_BYTES_MAX: usize = 64 << 20;
 const TRAILER_BYTES_MAX: usize = 64 << 10;
 /// Answers with a status from 100 to 199 before the one that counts.
