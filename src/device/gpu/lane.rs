@@ -194,6 +194,11 @@ pub struct Addresses {
 }
 
 impl Addresses {
+    /// The inputs' names, in the order of the ports.
+    pub fn names(&self) -> impl Iterator<Item = &CString> {
+        self.inputs.iter().map(|(name, _)| name)
+    }
+
     pub fn set<B: Backend>(
         &self,
         backend: &B,

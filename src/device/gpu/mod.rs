@@ -199,7 +199,7 @@ impl<B: Backend> Gpu<B> {
             // An engine that leaves its width open says it once shapes are given.
             let stream = &self.lanes[0].track.stream;
             let mut context = self.backend.context(&engine, slots[0].profile, stream)?;
-            self.shape(&mut context, &ports, &names, &slots[0])?;
+            set_shapes(&self.backend, &mut context, &ports, &mut names.iter(), slots[0].bucket)?;
             let shape = self.backend.shape(&context, &output);
             ports.output.width = shape.last().and_then(|&size| usize::try_from(size).ok()).unwrap_or(0);
         }
@@ -221,23 +221,14 @@ impl<B: Backend> Gpu<B> {
         Ok(Loaded { key, stations: Vec::new(), slots, ports, unpositioned: model.unpositioned, is_frugal, engine })
     }
 
-    /// Gives a context the shapes of one bucket.
-    fn shape(&self, context: &mut B::Context, ports: &Ports, names: &[CString], slot: &Slot) -> Result<(), LoadError> {
-        for (input, name) in ports.inputs.iter().zip(names) {
-            self.backend.set_shape(context, name, shapes::shape(input, slot.bucket).as_slice())?;
-        }
-        Ok(())
-    }
-
     /// Makes a model's contexts for one lane, shaped but without addresses, and notes the scratch memory that they need.
     fn stations(&self, loaded: &mut Loaded<B>, lane: usize) -> Result<Vec<Station<B>>, LoadError> {
         let stream = &self.lanes[lane].track.stream;
         let mut stations = Vec::with_capacity(loaded.slots.len());
         for prepared in &mut loaded.slots {
             let mut context = self.backend.context(&loaded.engine, prepared.slot.profile, stream)?;
-            for (input, (name, _)) in loaded.ports.inputs.iter().zip(&prepared.addresses.inputs) {
-                self.backend.set_shape(&mut context, name, shapes::shape(input, prepared.slot.bucket).as_slice())?;
-            }
+            let names = &mut prepared.addresses.names();
+            set_shapes(&self.backend, &mut context, &loaded.ports, names, prepared.slot.bucket)?;
             let (found, output) = (self.backend.shape(&context, &prepared.addresses.output), &loaded.ports.output);
             let expected = shapes::output_shape(output, loaded.ports.layout, prepared.slot.bucket);
             if found != expected {
@@ -366,17 +357,28 @@ impl<B: Backend> Gpu<B> {
         if !slot.captured && slot.rows_min < slot.bucket.rows {
             // No graph was captured from this context, so it may change its shape.
             let bucket = Bucket { rows, ..slot.bucket };
-            for (input, (name, _)) in ports.inputs.iter().zip(&addresses.inputs) {
-                let shape = shapes::shape(input, bucket);
-                let set = backend.set_shape(&mut station.context, name, shape.as_slice());
-                set.map_err(|_| Failure { call: "setInputShape", code: 0, is_sticky: false })?;
-            }
+            let set = set_shapes(backend, &mut station.context, ports, &mut addresses.names(), bucket);
+            set.map_err(|_| Failure { call: "setInputShape", code: 0, is_sticky: false })?;
         }
         match loaded.is_frugal {
             true => track.run_frugally(backend, station, addresses, *sizes, slices),
             false => track.run(backend, station, extent.input_bytes, slices),
         }
     }
+}
+
+/// Gives a context the shapes of one bucket. `names` are the inputs', in the order of the ports.
+fn set_shapes<B: Backend>(
+    backend: &B,
+    context: &mut B::Context,
+    ports: &Ports,
+    names: &mut dyn Iterator<Item = &CString>,
+    bucket: Bucket,
+) -> Result<(), LoadError> {
+    for (input, name) in ports.inputs.iter().zip(names) {
+        backend.set_shape(context, name, shapes::shape(input, bucket).as_slice())?;
+    }
+    Ok(())
 }
 
 /// The vectors of the plan's sequences among all that the engine gives.
