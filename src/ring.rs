@@ -101,4 +101,9 @@ impl<T> Receiver<T> {
     pub fn is_empty(&self) -> bool {
         self.consumer.is_empty()
     }
+
+    /// Parts that can be popped now.
+    pub fn len(&self) -> usize {
+        self.consumer.slots()
+    }
 }

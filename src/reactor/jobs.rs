@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::connections::Asked;
-use super::{ConnectionId, Life, Network, Reactor, SMALL_ANSWER_BYTES, STARVED_NS_MAX};
+use super::{ConnectionId, ENCODED_HERE_BYTES, Life, Network, Reactor, STARVED_NS_MAX};
 use crate::api::{self, Reject, Route};
 use crate::http::{Request, ResponseHead};
 use crate::job::{Body, Buffer, Errand, HEADROOM, JobKey, Piece, ToReactor, ToWorker};
@@ -276,7 +276,7 @@ impl<N: Network> Reactor<N> {
         body.values = std::mem::take(&mut job.values);
         body.device_ns = job.done_ns.saturating_sub(job.started_ns);
         body.errand = Errand::Encode;
-        if bytes <= SMALL_ANSWER_BYTES {
+        if bytes.saturating_mul(self.together.max(1)) <= ENCODED_HERE_BYTES {
             let start_ns = self.clock.now_ns();
             let encoded = encode_answer(body, &self.parts.catalog);
             body.encode_ns = self.clock.now_ns().saturating_sub(start_ns);
@@ -292,7 +292,8 @@ impl<N: Network> Reactor<N> {
         let worker = &mut self.parts.workers[index];
         worker.outstanding += 1;
         worker.sender.push(ToWorker::Body(body));
-        worker.unrung = true;
+        // At once: there may be hundreds behind it, and it need not wait until the last of them is on its way.
+        worker.sender.ring();
     }
 
     /// Answers jobs that waited for a buffer, as far as some have come back. One that waited too long is told so: the buffers
