@@ -187,8 +187,8 @@ pub struct Deadlines {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pin {
-    /// When there are at least as many cores as busy threads.
+pub enum When {
+    /// Where there are more cores than busy threads.
     Auto,
     Always,
     Never,
@@ -199,7 +199,7 @@ pub struct Threads {
     pub workers: usize,
     /// How long each thread looks for work before it sleeps.
     pub spin_us: u64,
-    pub pin: Pin,
+    pub pin: When,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -238,6 +238,8 @@ pub struct Gpu {
     pub buckets_per_model_max: usize,
     /// How long one batch may take.
     pub hang_ms: u64,
+    /// Whether its thread polls while a batch executes, instead of sleeping.
+    pub poll: When,
     pub exit_when_dead: bool,
 }
 
@@ -277,7 +279,7 @@ impl Settings {
                 text_bytes_max: 1 << 20,
                 json_values_max: 320_000,
                 // 2,048 vectors of 1,024 values take 26 MB as text.
-                answer_bytes_max: 32 << 20,
+                answer_bytes_max: 40 << 20,
                 memory_bytes_max: None,
             },
             deadlines: Deadlines {
@@ -288,7 +290,7 @@ impl Settings {
                 idle_ms: 75_000,
                 drain_ms: 10_000,
             },
-            threads: Threads { workers: 1, spin_us: 0, pin: Pin::Auto },
+            threads: Threads { workers: 1, spin_us: 0, pin: When::Auto },
             devices: Devices::Auto,
             cpu: Cpu { lanes: 1, threads_per_lane: 1, tokens_max: 2_048 },
             gpu: Gpu {
@@ -298,6 +300,7 @@ impl Settings {
                 buckets: None,
                 buckets_per_model_max: 12,
                 hang_ms: 10_000,
+                poll: When::Auto,
                 exit_when_dead: false,
             },
             sim: Sim { seed: 1, lanes: 2, base_us: 200, us_per_1k_tokens: 50, fault_rate: 0.0, packed: true },

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use crate::api::{Catalog, Entry};
 use crate::clock::Clock;
-use crate::config::{Pin, Settings};
+use crate::config::{Settings, When};
 use crate::device::driver::{Driver, Ports};
 use crate::http;
 use crate::job::{Body, Buffers, Generations, Piece, PieceBounds, ToReactor};
@@ -343,6 +343,7 @@ impl Build {
             piece_sequences_max: bounds.sequences_max as usize,
             models_max: loaded.models.len().max(1),
         };
+        let has_cores = cores_suffice(&settings, loaded.devices.len());
         let devices = loaded.devices.into_iter().zip(device_rings).zip(device_bells);
         for (index, ((device, rings), bell)) in devices.enumerate() {
             let ports = Ports {
@@ -354,7 +355,16 @@ impl Build {
                 counters: Arc::clone(&counters[index].1),
                 on_death: settings.gpu.exit_when_dead.then(|| stopper.on_death()),
             };
+            let polls = device.device.gpu().is_some()
+                && match settings.gpu.poll {
+                    When::Always => true,
+                    When::Never => false,
+                    When::Auto => has_cores,
+                };
             let mut driver = Driver::new(device.device, device.offers, planner_bounds, ports);
+            if polls {
+                driver.poll_while_busy();
+            }
             drivers.bells.push(Arc::clone(&bell.bell));
             let shell =
                 Shell { clock: clock.clone(), quit: Arc::clone(&drivers.quit), spin_ns: spin_ns(&settings), bell };
@@ -454,6 +464,13 @@ fn reactor_limits(settings: &Settings) -> ReactorLimits {
     }
 }
 
+/// Whether there is a core for each busy thread, and one more, so that the rest of the system has somewhere to run.
+fn cores_suffice(settings: &Settings, devices: usize) -> bool {
+    let available = core_affinity::get_core_ids().unwrap_or_default().len();
+    let usable = thread::available_parallelism().map_or(1, std::num::NonZero::get).min(available);
+    usable > 1 + settings.threads.workers + devices
+}
+
 /// Which core each thread is bound to, if any: reactor, workers, devices, in this order.
 struct Pins {
     cores: Vec<core_affinity::CoreId>,
@@ -462,15 +479,12 @@ struct Pins {
 
 impl Pins {
     fn new(settings: &Settings, devices: usize) -> Pins {
-        let threads = 1 + settings.threads.workers + devices;
         let available = core_affinity::get_core_ids().unwrap_or_default();
-        let usable = thread::available_parallelism().map_or(1, std::num::NonZero::get).min(available.len());
         let cores = match settings.threads.pin {
-            Pin::Never => Vec::new(),
-            Pin::Always => available,
-            // One more than the busy threads, so that the rest of the system has somewhere to run.
-            Pin::Auto if usable > threads => available,
-            Pin::Auto => Vec::new(),
+            When::Never => Vec::new(),
+            When::Always => available,
+            When::Auto if cores_suffice(settings, devices) => available,
+            When::Auto => Vec::new(),
         };
         Pins { cores, workers: settings.threads.workers }
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use reactrt::config::{self, DeviceName, Devices, Overrides, Pin, Settings, TABLE};
+use reactrt::config::{self, DeviceName, Devices, Overrides, Settings, TABLE, When};
 use reactrt::job::PieceBounds;
 use reactrt::model::{Pooling, Task};
 
@@ -104,7 +104,7 @@ nli_models:
     assert_eq!((settings.batching.tokens_max, settings.batching.queue_tokens_max), (Some(16_384), 1_000_000));
     assert_eq!((settings.limits.body_bytes_max, settings.limits.text_bytes_max), (8 << 20, 2 << 20));
     assert_eq!((settings.limits.answer_bytes_max, settings.limits.memory_bytes_max), (1_000_000, Some(1_000_000_000)));
-    assert_eq!((settings.threads.workers, settings.threads.spin_us, settings.threads.pin), (3, 50, Pin::Never));
+    assert_eq!((settings.threads.workers, settings.threads.spin_us, settings.threads.pin), (3, 50, When::Never));
     let devices = vec![DeviceName::Cuda(0), DeviceName::Cuda(1), DeviceName::Cpu];
     assert_eq!(settings.devices, Devices::List(devices));
     assert_eq!((settings.cpu.lanes, settings.cpu.threads_per_lane, settings.cpu.tokens_max), (3, 2, 512));

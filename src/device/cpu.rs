@@ -85,7 +85,7 @@ impl Device for Cpu {
             self.models.resize_with(index + 1, || None);
         }
         self.models[index] = Some(Loaded { generation: key.generation, encoder: Arc::new(encoder), bucket });
-        Ok(Offer { layout: Layout::Packed, buckets: vec![bucket], width })
+        Ok(Offer { layout: Layout::Packed, buckets: vec![bucket], width, costs_ns: Vec::new() })
     }
 
     fn unload(&mut self, key: ModelKey) {
@@ -337,7 +337,7 @@ mod tests {
         let (mut device, rings) = device(&settings(2, 1));
         let offer = device.load(KEY, &model).expect("a sample can be loaded");
         let bucket = Bucket { rows: 1, length: 256, sequences_max: 256 };
-        assert_eq!(offer, Offer { layout: Layout::Packed, buckets: vec![bucket], width: 48 });
+        assert_eq!(offer, Offer { layout: Layout::Packed, buckets: vec![bucket], width: 48, costs_ns: Vec::new() });
         let mut random = Random(3);
         for round in 0..20 {
             let sequences: Vec<Vec<Sequence>> =

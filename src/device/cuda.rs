@@ -334,6 +334,13 @@ impl Backend for Cuda {
         elapsed_ms.map(|ms| (f64::from(ms.max(0.0)) * 1e6) as u64).map_err(failure("cuEventElapsedTime"))
     }
 
+    fn wait(&self, stream: &Stream, event: &Event) -> Result<(), Failure> {
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: both live.
+        let queued = unsafe { result::stream::wait_event(stream.handle, event.handle, flags) };
+        queued.map_err(failure("cuStreamWaitEvent"))
+    }
+
     fn ring(&self, stream: &Stream) -> Result<(), Failure> {
         self.rope.pull_after(stream)
     }

@@ -33,6 +33,8 @@ pub struct Driver {
     dropped: Vec<Dropped>,
     /// What the device offers for each model.
     offers: Vec<(ModelKey, Offer)>,
+    /// See [`Driver::poll_while_busy`].
+    polls: bool,
     ports: Ports,
 }
 
@@ -81,7 +83,7 @@ impl std::fmt::Debug for Driver {
 /// What the thread's shell should do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
-    /// Step again at once: something happened.
+    /// Step again at once: something happened, or may at any moment.
     No,
     /// Sleep until the doorbell rings or, if given, until this time.
     Until(Option<u64>),
@@ -103,8 +105,14 @@ impl Driver {
             lanes,
             dropped: Vec::with_capacity(Planner::dropped_max(&bounds)),
             offers,
+            polls: false,
             ports,
         }
+    }
+
+    /// From now on [`Driver::step`] asks to be called again at once while a batch executes.
+    pub fn poll_while_busy(&mut self) {
+        self.polls = true;
     }
 
     fn offer(&self, key: ModelKey) -> &Offer {
@@ -128,8 +136,9 @@ impl Driver {
     /// step and the moment its doorbell could wake us has rung in vain.
     pub fn has_work(&mut self, now_ns: u64) -> bool {
         let Driver { device, lanes, ports, .. } = self;
-        let done = |(lane, state): (usize, &LaneState)| state.busy && device.poll(lane, now_ns) == Lane::Done;
-        ports.inboxes.iter().any(|inbox| !inbox.is_empty()) || lanes.iter().enumerate().any(done)
+        let mut done = |(lane, state): (usize, &LaneState)| state.busy && device.poll(lane, now_ns) == Lane::Done;
+        let found = ports.inboxes.iter().any(|inbox| !inbox.is_empty()) || lanes.iter().enumerate().any(&mut done);
+        found || !device.arm()
     }
 
     /// Sends home everything that is here. To be called when no client and no worker is left: every job is dead, so what waits
@@ -175,7 +184,7 @@ impl Driver {
             self.die(Fault::Dead);
             return Rest::No;
         }
-        if progress {
+        if progress || (self.polls && self.lanes.iter().any(|lane| lane.busy)) {
             return Rest::No;
         }
         Rest::Until([linger_ns, self.device.wake_at_ns()].into_iter().flatten().min())

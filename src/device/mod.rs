@@ -57,6 +57,9 @@ pub struct Offer {
     pub buckets: Vec<Bucket>,
     /// Output values per sequence.
     pub width: u32,
+    /// What one batch of each bucket was measured to take, all lanes running; empty where nobody measured, and then tokens
+    /// decide.
+    pub costs_ns: Vec<u64>,
 }
 
 impl Offer {
@@ -212,6 +215,12 @@ pub trait Device: Send {
     fn collect(&mut self, lane: usize, output: &mut dyn FnMut(usize, &[f32])) -> Result<u64, Fault>;
 
     fn health(&self) -> Health;
+
+    /// The thread is about to sleep and has just polled every lane: from now on the end of a batch under way rings the doorbell.
+    /// False: something may have ended meanwhile, look again. Devices that ring for every batch need not do anything.
+    fn arm(&mut self) -> bool {
+        true
+    }
 
     /// When a busy lane next changes by itself (the simulated device); `None` if completion rings the doorbell.
     fn wake_at_ns(&self) -> Option<u64> {

@@ -121,8 +121,12 @@ impl Device for Onnx {
         while sessions.len() < self.lanes.len() {
             sessions.push(Arc::new(Mutex::new(self.session(path)?)));
         }
-        let offer =
-            Offer { layout: signature.layout(), buckets: buckets.clone(), width: signature.ports.output.width as u32 };
+        let offer = Offer {
+            layout: signature.layout(),
+            buckets: buckets.clone(),
+            width: signature.ports.output.width as u32,
+            costs_ns: Vec::new(),
+        };
         let length_max = model.max_length as u32;
         let index = key.index as usize;
         if self.models.len() <= index {

@@ -245,7 +245,7 @@ impl Device for Sim {
             Shapes::Listed(layout, buckets) => (*layout, buckets.clone()),
         };
         let placements = buckets.iter().map(|bucket| seats(layout, *bucket)).max().unwrap_or(0);
-        let offer = Offer { layout, buckets, width: width as u32 };
+        let offer = Offer { layout, buckets, width: width as u32, costs_ns: Vec::new() };
         for track in &mut self.tracks {
             track.digests.reserve(placements.saturating_sub(track.digests.len()));
         }

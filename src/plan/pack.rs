@@ -6,7 +6,8 @@
 //! in the same manner. *Padded*: the anchor, then those whose shortest bucket length is this one in fair order, then
 //! shorter ones.
 //!
-//! **The rule of choice.** A plan costs its bucket's tokens and [`PLAN_TOKENS`] for being a plan. A sequence's *price*
+//! **The rule of choice.** A plan costs what its bucket was measured to take; where nobody measured, its bucket's tokens and
+//! [`PLAN_TOKENS`] for being a plan. A sequence's *price*
 //! is its share of the cheapest full bucket that could hold it. The bucket whose plan is worth the largest part of its
 //! cost is taken; on a tie the one that carries more. So a full small bucket beats a large half-empty one and the rest
 //! waits for the next plan, while two small plans do not replace one middling one, and a short sequence rides in a long
@@ -60,7 +61,7 @@ struct Room {
     sequences_max: u32,
     /// Useful tokens.
     tokens_max: u32,
-    /// Tokens and [`PLAN_TOKENS`].
+    /// As measured, in nanoseconds, or tokens and [`PLAN_TOKENS`]; alike for all buckets of an offer.
     cost: u64,
 }
 
@@ -88,6 +89,12 @@ impl Shape {
     /// # Panics
     /// When the offer has no bucket, or one that can hold nothing: a broken device.
     pub(super) fn new(offer: &Offer, bounds: &Bounds) -> Shape {
+        let measured = offer.costs_ns.len();
+        assert!(
+            measured == 0 || measured == offer.buckets.len(),
+            "{measured} costs of {} buckets",
+            offer.buckets.len()
+        );
         let mut classes: Vec<u32> = offer.buckets.iter().map(|bucket| bucket.length).collect();
         classes.sort_unstable();
         classes.dedup();
@@ -144,7 +151,10 @@ impl Room {
             class: classes.iter().position(|&class| class == bucket.length).expect("taken from the buckets") as u32,
             sequences_max: seats.min(bucket.sequences_max).min(bounds.sequences_max.unwrap_or(u32::MAX)),
             tokens_max: bucket.tokens().min(bounds.tokens_max.unwrap_or(u32::MAX)),
-            cost: u64::from(bucket.tokens()) + PLAN_TOKENS,
+            cost: match offer.costs_ns.get(index) {
+                Some(&measured_ns) => measured_ns.max(1),
+                None => u64::from(bucket.tokens()) + PLAN_TOKENS,
+            },
         };
         assert!(room.sequences_max > 0 && room.tokens_max > 0, "a bucket that holds nothing: {bucket:?}");
         room

@@ -1,6 +1,7 @@
 //! The planner against a naive shadow of itself on seeded random scenarios, and one test for each promise it makes.
 
 mod fill;
+mod ladders;
 mod promises;
 mod shadow;
 
@@ -70,5 +71,5 @@ fn piece(job: JobKey, model: ModelKey, arrived_ns: u64, lengths: &[u32]) -> Piec
 
 fn offer(layout: Layout, buckets: &[(u32, u32, u32)]) -> Offer {
     let buckets = buckets.iter().map(|&(rows, length, sequences_max)| Bucket { rows, length, sequences_max });
-    Offer { layout, buckets: buckets.collect(), width: 1 }
+    Offer { layout, buckets: buckets.collect(), width: 1, costs_ns: Vec::new() }
 }

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use reactrt::config::{DeviceName, Devices, ModelSettings, Pin, Settings};
+use reactrt::config::{DeviceName, Devices, ModelSettings, Settings, When};
 use reactrt::model::Task;
 use reactrt::serve::{Account, Server};
 
@@ -19,7 +19,7 @@ pub fn settings(device: DeviceName) -> Settings {
     let mut settings = Settings::defaults(2);
     settings.server.port = 0;
     settings.devices = Devices::List(vec![device]);
-    settings.threads.pin = Pin::Never;
+    settings.threads.pin = When::Never;
     settings.sim.base_us = 0;
     settings.sim.us_per_1k_tokens = 0;
     settings.models = vec![

@@ -75,7 +75,7 @@ fn offer(layout: Layout) -> Offer {
         }
     };
     buckets.sort_by_key(|bucket| (bucket.tokens(), bucket.rows));
-    Offer { layout, buckets, width: 384 }
+    Offer { layout, buckets, width: 384, costs_ns: Vec::new() }
 }
 
 #[derive(Debug)]

@@ -111,6 +111,8 @@ pub trait Backend: Send + 'static {
     fn is_done(&self, event: &Self::Event) -> Result<bool, Failure>;
     /// Between two events that are done.
     fn elapsed_ns(&self, from: &Self::Event, to: &Self::Event) -> Result<u64, Failure>;
+    /// Lets the stream go on only when the event's last recording is reached.
+    fn wait(&self, stream: &Self::Stream, event: &Self::Event) -> Result<(), Failure>;
     /// Rings the bell that the backend was made with when the stream gets here.
     fn ring(&self, stream: &Self::Stream) -> Result<(), Failure>;
     /// Waits for all of the stream's work.

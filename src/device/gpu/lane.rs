@@ -4,7 +4,7 @@
 //! input_host   [ ids │ mask │ … ]   page-locked, filled by us      ──upload──▶  input   on the GPU, same offsets
 //! output_host  [ v0 │ v1 │ … ]      page-locked, read by us       ◀─download──  output  on the GPU
 //!                                                                               scratch on the GPU, for whatever runs
-//!      events:   began ─upload─ uploaded ─run─ computed ─download─ done ─ring
+//!      events:   began ─upload─ uploaded ─run─ computed ─download─ done
 //! ```
 //!
 //! A [`Station`] is one bucket of one model on this lane: an execution context that never runs anything else, and its captured
@@ -21,6 +21,8 @@ use crate::device::LoadError;
 /// See the module's head. Graphs and contexts live in [`Station`]s and must go before this.
 pub struct Track<B: Backend> {
     pub stream: B::Stream,
+    /// Where the bell is rung from: on the lane's own stream the next run would wait for it.
+    bell: B::Stream,
     pub events: Events<B>,
     pub input_host: B::Host,
     pub output_host: B::Host,
@@ -72,6 +74,7 @@ impl<B: Backend> Track<B> {
         let event = || backend.event();
         Ok(Track {
             stream: backend.stream()?,
+            bell: backend.stream()?,
             events: Events { began: event()?, uploaded: event()?, computed: event()?, done: event()? },
             input_host: backend.host(1)?,
             output_host: backend.host(1)?,
@@ -148,8 +151,19 @@ impl<B: Backend> Track<B> {
         }
         backend.record(computed, stream)?;
         backend.download(stream, &mut self.output_host, &self.output, output)?;
-        backend.record(done, stream)?;
-        backend.ring(stream)
+        backend.record(done, stream)
+    }
+
+    /// From now on the end of the run under way rings the bell.
+    pub fn arm(&self, backend: &B) -> Result<(), Failure> {
+        backend.wait(&self.bell, &self.events.done)?;
+        backend.ring(&self.bell)
+    }
+
+    /// Waits for everything that was queued here.
+    pub fn synchronize(&self, backend: &B) -> Result<(), Failure> {
+        backend.synchronize(&self.stream)?;
+        backend.synchronize(&self.bell)
     }
 
     /// The same with device memory that is taken for this run alone, so nothing of it is kept between runs.
@@ -180,8 +194,7 @@ impl<B: Backend> Track<B> {
             backend.give_back(stream, memory)?;
         }
         ran?;
-        backend.record(done, stream)?;
-        backend.ring(stream)
+        backend.record(done, stream)
     }
 }
 

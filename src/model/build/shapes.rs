@@ -20,8 +20,12 @@ const TOKENS_MAX: u64 = 1 << 24;
 pub const PROFILES_MAX: usize = 64;
 
 /// Tokens that the default ladder's largest buckets hold, unless one text alone has more. Measured: a batch of 8,192 tokens
-/// keeps a large GPU busy, and larger ones bring no more tokens a second.
+/// keeps a large GPU busy, and twice as many bring half a hundredth more tokens a second.
 pub const LADDER_TOKENS: usize = 8192;
+
+/// Tokens of the default ladder's packed rows. Attention's cost rises with a row's length, 64 × 128 tokens take 0.95 of what 32 ×
+/// 256 and 0.87 of what 16 × 512 take, but long texts need long rows.
+const ROW_TOKENS: usize = 256;
 
 /// A bucket as the command line has it: `8x128`, or `8x128:64` with the number of sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,31 +116,47 @@ fn check_length(buckets: &[Bucket], max_length: Option<usize>) -> Result<(), Str
     }
 }
 
-/// The buckets of an engine whose builder named none.
+/// The buckets of an engine whose builder named none: where the layout packs, tokens double from bucket to bucket.
 ///
-/// Lengths: 32, 128 and 512, each if it is no more than half of `max_length`, and `max_length` itself. Rows: 1 for the lone
-/// text, 8, and 32; where 32 rows are more than [`LADDER_TOKENS`] tokens, 1 and the largest power of two that is not. So
-/// there are ten buckets at most. A length out of all reason is taken for the nearest that is not. They wait to be measured; this is the one place that says what they are.
+/// - One row of 32, 64, 128, … tokens and of `max_length`, for a lone text of any length.
+/// - Packed: rows of [`ROW_TOKENS`] (or of `max_length`, if that is less), 2, 4, 8, … of them up to [`LADDER_TOKENS`]; as many
+///   tokens in rows of half the length, which cost less where texts are short; and in rows of `max_length`, where that is more.
+/// - Padded: 8 and 32 rows of each of the lone texts' lengths, as far as [`LADDER_TOKENS`] go.
+///
+/// Chosen by what buckets cost on an H200 (`bench/record/2026-11-30-speed.md`): finer steps brought less than a hundredth more
+/// texts a second, coarser ones took up to a tenth, and each bucket costs seconds at the first start. A length out of all
+/// reason is taken for the nearest that is not.
 pub fn ladder(layout: Layout, max_length: usize) -> Vec<Bucket> {
     let max_length = max_length.clamp(1, SIZE_MAX as usize);
-    let steps = [32, 128, 512].into_iter().filter(|step| step * 2 <= max_length);
-    let mut buckets = Vec::new();
-    for length in steps.chain([max_length]) {
-        let most = LADDER_TOKENS / length;
-        let rows = if most >= 32 {
-            vec![1, 8, 32]
-        } else if most >= 2 {
-            vec![1, 1 << most.ilog2()]
-        } else {
-            vec![1]
-        };
-        for rows in rows {
-            let length = length as u32;
-            buckets.push(Bucket { rows, length, sequences_max: sequences(layout, rows, length) });
+    let lengths: Vec<usize> = doubling(32).take_while(|&length| length < max_length).chain([max_length]).collect();
+    let mut shapes: Vec<(usize, usize)> = lengths.iter().map(|&length| (1, length)).collect();
+    let most = |length: usize| (LADDER_TOKENS / length).checked_ilog2().map_or(1, |power| 1 << power);
+    match layout {
+        Layout::Packed => {
+            let row = max_length.min(ROW_TOKENS);
+            shapes.extend(doubling(2).take_while(|&rows| rows <= most(row)).map(|rows| (rows, row)));
+            if max_length >= ROW_TOKENS {
+                shapes.push((most(ROW_TOKENS / 2), ROW_TOKENS / 2));
+            }
+            if max_length > ROW_TOKENS {
+                shapes.push((most(max_length), max_length));
+            }
+        }
+        Layout::Padded => {
+            shapes.extend(lengths.iter().flat_map(|&length| [8, 32].map(|rows| (most(length).min(rows), length))));
         }
     }
-    buckets.sort_by_key(|bucket| (bucket.tokens(), bucket.length));
-    buckets
+    shapes.sort_unstable_by_key(|&(rows, length)| (rows * length, length));
+    shapes.dedup();
+    let bucket = |(rows, length): (usize, usize)| {
+        let (rows, length) = (rows as u32, length as u32);
+        Bucket { rows, length, sequences_max: sequences(layout, rows, length) }
+    };
+    shapes.into_iter().map(bucket).collect()
+}
+
+fn doubling(first: usize) -> impl Iterator<Item = usize> {
+    std::iter::successors(Some(first), |size| size.checked_mul(2))
 }
 
 /// Shapes by input as trtexec takes them: `input_ids:1x256,attention_mask:1x256`.
@@ -359,16 +379,25 @@ mod tests {
             let words = |bucket: Bucket| format!("{}x{}:{}", bucket.rows, bucket.length, bucket.sequences_max);
             ladder(Layout::Packed, length).into_iter().map(words).collect::<Vec<_>>().join(" ")
         };
-        let of_256 = "1x32:2 1x128:8 8x32:16 1x256:16 32x32:64 8x128:64 8x256:128 32x128:256 32x256:512";
+        let of_512 = "1x32:2 1x64:4 1x128:8 1x256:16 2x256:32 1x512:32 4x256:64 8x256:128 16x256:256 64x128:512 32x256:512 \
+                      16x512:512";
+        assert_eq!(shapes(512), of_512);
+        let of_256 = "1x32:2 1x64:4 1x128:8 1x256:16 2x256:32 4x256:64 8x256:128 16x256:256 64x128:512 32x256:512";
         assert_eq!(shapes(256), of_256);
-        assert_eq!(shapes(8), "1x8:1 8x8:8 32x8:32");
-        assert_eq!((shapes(0), shapes(usize::MAX)), ("1x1:1 8x1:8 32x1:32".into(), shapes(SIZE_MAX as usize)));
-        for length in 1..=20_000 {
-            let buckets = ladder(Layout::Padded, length);
-            assert!((1..=10).contains(&buckets.len()), "{length}: {buckets:?}");
-            assert!(buckets.iter().any(|bucket| (bucket.rows, bucket.length as usize) == (1, length)));
-            assert!(buckets.iter().all(|bucket| bucket.tokens() as usize <= LADDER_TOKENS.max(length)));
-            assert!(buckets.is_sorted_by_key(|bucket| bucket.tokens()));
+        assert_eq!(shapes(40), "1x32:2 1x40:2 2x40:4 4x40:8 8x40:16 16x40:32 32x40:64 64x40:128 128x40:256");
+        assert_eq!(shapes(usize::MAX).split(' ').next_back(), Some("1x1048576:65536"));
+        let padded =
+            ladder(Layout::Padded, 64).into_iter().map(|bucket| (bucket.rows, bucket.length)).collect::<Vec<_>>();
+        assert_eq!(padded, [(1, 32), (1, 64), (8, 32), (8, 64), (32, 32), (32, 64)]);
+        for layout in [Layout::Padded, Layout::Packed] {
+            for length in 1..=20_000 {
+                let buckets = ladder(layout, length);
+                assert!((1..=32).contains(&buckets.len()), "{length}: {buckets:?}");
+                assert!(buckets.iter().any(|bucket| (bucket.rows, bucket.length as usize) == (1, length)));
+                assert!(buckets.iter().all(|bucket| bucket.tokens() as usize <= LADDER_TOKENS.max(length)));
+                assert!(buckets.is_sorted_by_key(|bucket| bucket.tokens()));
+                assert!((1..buckets.len()).all(|index| buckets[index] != buckets[index - 1]));
+            }
         }
     }
 

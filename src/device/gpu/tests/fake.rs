@@ -53,6 +53,7 @@ enum Op {
     Download { to: usize, from: u64, slices: Slices },
     Run(Run),
     Record(u64),
+    Wait(u64),
     Ring,
     Free(u64),
 }
@@ -154,6 +155,10 @@ impl Fake {
             if world.is_stuck {
                 return;
             }
+            let waits = |op: &Op| matches!(op, Op::Wait(event) if world.reached[event].is_none());
+            if world.streams[&stream].front().is_some_and(waits) {
+                return;
+            }
             let Some(op) = world.streams.get_mut(&stream).expect("the stream lives").pop_front() else { return };
             let rings = world.perform(stream, op);
             drop(world);
@@ -162,9 +167,26 @@ impl Fake {
             }
         }
     }
+
+    /// Lets every stream but one go on that has waited for an event.
+    fn go_on_waiting(&self, but: u64) {
+        let is_waiting = |ops: &VecDeque<Op>| matches!(ops.front(), Some(Op::Wait(_) | Op::Ring));
+        let waiting: Vec<u64> = {
+            let world = self.world();
+            world.streams.iter().filter(|(id, ops)| **id != but && is_waiting(ops)).map(|(id, _)| *id).collect()
+        };
+        for stream in waiting {
+            self.go_on(stream, 2);
+        }
+    }
 }
 
 impl World {
+    /// Streams on which something waits.
+    pub fn busy_streams(&self) -> Vec<u64> {
+        self.streams.iter().filter(|(_, ops)| !ops.is_empty()).map(|(id, _)| *id).collect()
+    }
+
     fn id(&mut self) -> u64 {
         self.next += 1;
         self.next
@@ -201,6 +223,7 @@ impl World {
             Op::Record(event) => {
                 self.reached.insert(event, Some(self.clock));
             }
+            Op::Wait(event) => assert!(self.reached[&event].is_some()),
             Op::Ring => return true,
             Op::Free(memory) => {
                 let bytes = self.memories.remove(&memory).expect("freed once").len();
@@ -507,6 +530,7 @@ impl Backend for Fake {
     fn is_done(&self, event: &(u64, Cell<u64>)) -> Result<bool, Failure> {
         let pace = self.call("is_done")?.pace;
         self.go_on(event.1.get(), pace);
+        self.go_on_waiting(event.1.get());
         Ok(self.world().reached[&event.0].is_some())
     }
 
@@ -514,6 +538,10 @@ impl Backend for Fake {
         let world = self.call("elapsed_ns")?;
         let time = |event: u64| world.reached[&event].expect("times are asked of events that are done");
         Ok(time(to.0) - time(from.0))
+    }
+
+    fn wait(&self, stream: &u64, event: &(u64, Cell<u64>)) -> Result<(), Failure> {
+        self.push("wait", *stream, Op::Wait(event.0))
     }
 
     fn ring(&self, stream: &u64) -> Result<(), Failure> {

@@ -305,7 +305,42 @@ fn every_order_of_buckets_and_lanes_replays_its_own_graph() {
     let slots = bench.gpu.counters().slots();
     assert_eq!(slots.iter().map(|slot| slot.graph_hits.load(Ordering::Relaxed)).sum::<u64>(), 25 * 8 * 2);
     assert!(slots.iter().all(|slot| slot.graph_misses.load(Ordering::Relaxed) == 0));
-    assert_eq!(bench.rung.load(Ordering::Relaxed), 25 * 8 * 2, "every run rings once");
+    assert_eq!(bench.rung.load(Ordering::Relaxed), 0, "nobody was about to sleep");
+}
+
+#[test]
+fn the_end_of_a_run_rings_once_for_those_who_are_about_to_sleep() {
+    let mut bench = Bench::new();
+    bench.add(&Looks::packed(&[[2, 32, 12]]), &engine_model("bell.engine", Task::Embedding, 32)).unwrap();
+    let rung = |bench: &Bench| bench.rung.load(Ordering::Relaxed);
+    assert!(bench.gpu.arm(), "nothing runs, nothing will ring");
+    let (plan, pieces) = bench.plan(0, 0);
+    for lane in 0..LANES {
+        bench.gpu.submit(lane, &plan, &pieces, 1).unwrap();
+    }
+    assert!(bench.gpu.arm() && bench.gpu.arm());
+    assert_eq!(rung(&bench), 0, "both still run");
+    for lane in 0..LANES {
+        bench.finish(lane).unwrap();
+        assert_eq!(rung(&bench), lane + 1);
+    }
+    // A run that has ended by the time that it is armed rings at once.
+    bench.gpu.submit(0, &plan, &pieces, 1).unwrap();
+    let world = bench.fake.world();
+    let streams: Vec<u64> = world.busy_streams();
+    drop(world);
+    streams.iter().for_each(|stream| bench.fake.synchronize(stream).unwrap());
+    assert!(bench.gpu.arm());
+    bench.finish(0).unwrap();
+    assert_eq!(rung(&bench), 3);
+    bench.run(0, 0, 0).unwrap();
+    assert_eq!(rung(&bench), 3, "the next run does not ring by itself");
+    // A bell that cannot be hung up is a fault of its run, seen at once.
+    bench.gpu.submit(1, &plan, &pieces, 1).unwrap();
+    bench.fake.world().faults = vec![("wait", 0, Failure { call: "wait", code: 1, is_sticky: false })];
+    assert!(!bench.gpu.arm());
+    assert_eq!(bench.finish(1), Err(Fault::Failed));
+    bench.run_all();
 }
 
 #[test]
@@ -350,7 +385,7 @@ fn a_refused_capture_runs_eagerly_with_the_same_answers_and_is_counted() {
     }
 }
 
-const CALLS: [&str; 7] = ["enter", "record", "upload", "launch", "download", "ring", "is_done"];
+const CALLS: [&str; 6] = ["enter", "record", "upload", "launch", "download", "is_done"];
 
 #[test]
 fn a_failed_call_is_a_fault_of_its_plan_and_the_lane_is_made_anew() {
