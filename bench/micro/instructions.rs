@@ -1,5 +1,9 @@
 //! The table's rows in instructions: `cargo bench --bench instructions [-- FILTER]`, one line per row.
 //!
+//! `cargo bench --profile test --bench instructions -- --check bench/instructions.md` compares with a table that was printed
+//! before: exit code 1 if a row needs a tenth more than it did, or is not in the table. The profile is that of the tests, whose
+//! build is there already; its numbers are larger than the release's and as steady.
+//!
 //! Each row runs by itself in this same program under valgrind's callgrind, which counts what one run executes after a
 //! few that warm up. The same program gives the same numbers under any load, which is what they are for: a change of a path
 //! shows even where times are noise. Needs `valgrind` (Debian's 3.19 will do). It emulates a processor without AVX-512, so
@@ -18,11 +22,18 @@ type Failure = Box<dyn std::error::Error>;
 /// Says to this program, when it runs under valgrind, which row it is there for.
 const ROW_FLAG: &str = "--row";
 
+/// Says that the counts are to be compared with a table.
+const CHECK_FLAG: &str = "--check";
+
+/// By how much a row may exceed what it was, in parts of a thousand: other versions of libraries and other cores move a few.
+const MORE_ALLOWED: u64 = 100;
+
 fn main() -> ExitCode {
     // Cargo adds `--bench`.
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
     let outcome = match arguments.as_slice() {
         [flag, name] if flag == ROW_FLAG => run_row(name),
+        [flag, file] if flag == CHECK_FLAG => check(std::path::Path::new(file)),
         [] => count_all(""),
         [filter] => count_all(filter),
         [_, ..] => Err("give one part of the rows' names, or nothing for all rows".into()),
@@ -51,11 +62,9 @@ fn run_row(name: &str) -> Result<(), Failure> {
 }
 
 fn count_all(filter: &str) -> Result<(), Failure> {
-    let version = Command::new("valgrind").arg("--version").output();
-    let version = version.map_err(|error| format!("valgrind is needed and does not start: {error}"))?;
-    println!("{}\n", String::from_utf8_lossy(&version.stdout).trim());
+    println!("{}\n", version()?);
     println!("| row | instructions | for each |\n|---|---|---|");
-    for row in micro::all().into_iter().filter(|row| row.name.contains(filter) && row.threads == Threads::One) {
+    for row in counted().filter(|row| row.name.contains(filter)) {
         let instructions = count(&row)?;
         let (amount, unit) = match row.amount {
             Amount::Bytes(bytes) => (bytes, "byte"),
@@ -64,6 +73,41 @@ fn count_all(filter: &str) -> Result<(), Failure> {
         println!("| {} | {instructions} | {:.2} per {unit} |", row.name, instructions as f64 / amount as f64);
     }
     Ok(())
+}
+
+fn version() -> Result<String, Failure> {
+    let version = Command::new("valgrind").arg("--version").output();
+    let version = version.map_err(|error| format!("valgrind is needed and does not start: {error}"))?;
+    Ok(String::from_utf8_lossy(&version.stdout).trim().to_owned())
+}
+
+fn counted() -> impl Iterator<Item = Row> {
+    micro::all().into_iter().filter(|row| row.threads == Threads::One)
+}
+
+/// Compares every row with what the table in `file` says of it.
+fn check(file: &std::path::Path) -> Result<(), Failure> {
+    // Cargo runs benchmarks in their package's folder.
+    let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(file);
+    let table = std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+    let known = |name: &str| {
+        let row = table.lines().filter_map(|line| line.strip_prefix("| ")?.strip_prefix(name)?.strip_prefix(" | "));
+        row.filter_map(|rest| rest.split(" |").next()?.parse::<u64>().ok()).next()
+    };
+    version()?;
+    let mut worse = Vec::new();
+    for row in counted() {
+        let now = count(&row)?;
+        let Some(before) = known(&row.name) else {
+            worse.push(format!("{} is not in {}", row.name, file.display()));
+            continue;
+        };
+        println!("{:<44} {before:>12} {now:>12} {:>7.3} ×", row.name, now as f64 / before as f64);
+        if now * 1000 > before * (1000 + MORE_ALLOWED) {
+            worse.push(format!("{}: {now} instructions, {before} before", row.name));
+        }
+    }
+    if worse.is_empty() { Ok(()) } else { Err(worse.join("\n").into()) }
 }
 
 fn count(row: &Row) -> Result<u64, Failure> {

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use common::{Outcome, bench, file};
-use reactrt::config::{DeviceName, Devices, ModelSettings, Pin, Settings};
+use reactrt::config::{DeviceName, Devices, ModelSettings, Settings, When};
 use reactrt::model::Task;
 use reactrt::serve::{Account, Server};
 use reactrt_bench::record::Record;
@@ -20,7 +20,7 @@ fn with_server(test: impl FnOnce(SocketAddr)) {
     let mut settings = Settings::defaults(2);
     settings.server.port = 0;
     settings.devices = Devices::List(vec![DeviceName::Sim]);
-    settings.threads.pin = Pin::Never;
+    settings.threads.pin = When::Never;
     settings.sim.base_us = 0;
     settings.sim.us_per_1k_tokens = 0;
     settings.models = vec![
