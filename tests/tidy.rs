@@ -151,6 +151,14 @@ fn the_readme_names_every_command_and_no_other() {
 }
 
 #[test]
+fn the_wire_table_has_its_rows_each_under_its_own_name() {
+    let table = read("tests/wire/table.txt");
+    let names: Vec<&str> = table.lines().filter_map(|line| line.strip_prefix("= ")).collect();
+    assert!(names.len() >= 150, "{} rows", names.len());
+    assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "two rows have one name");
+}
+
+#[test]
 fn every_configuration_loads() {
     for path in files("configs", "yaml") {
         let output = Command::new(env!("CARGO_BIN_EXE_reactrt"))

@@ -1,7 +1,9 @@
-//! Bytes in, bytes out, over real sockets: what the reactor does with connections. How bytes are framed is tested beside
-//! `src/http`; here a few of each kind pass through the whole server.
+//! Bytes in, bytes out, over real sockets: a table of what is sent and what comes back (`wire/table.txt`), and what no table can
+//! hold. How any split of the same bytes is framed is tested beside `src/http`.
 
 mod common;
+#[path = "wire/table.rs"]
+mod table;
 
 use std::io::Write;
 use std::net::Shutdown;
