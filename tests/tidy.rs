@@ -28,6 +28,7 @@ const UNSAFE_FILES: &[&str] = &[
     "src/serve.rs",
     "tests/allocation.rs",
     "tests/api_allocation.rs",
+    "tests/faults.rs",
     "tests/plan_allocation.rs",
 ];
 
