@@ -11,11 +11,25 @@ use std::time::{Duration, Instant};
 
 use common::{Running, settings, start};
 use reactrt::config::DeviceName;
+use table::Hop;
 
 const EMBED: &str = "{\"documents\":[\"a\"]}";
 
 fn server() -> Running {
     start(settings(DeviceName::Sim))
+}
+
+#[test]
+fn every_row_of_the_table() {
+    let mut failures = Vec::new();
+    let mut count = 0;
+    for (name, rows) in table::sections() {
+        let server = start(table::named(name));
+        count += rows.len();
+        failures.extend(rows.iter().filter_map(|row| table::play_all(server.address, row, Hop::Server).err()));
+    }
+    assert!(count >= 150, "{count} rows were found");
+    assert!(failures.is_empty(), "{} of {count} rows differ:\n{}", failures.len(), failures.join("\n"));
 }
 
 #[test]

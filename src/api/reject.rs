@@ -146,6 +146,11 @@ pub enum JsonFault {
     Empty,
     ByteOrderMark,
     NotUtf8,
+    Utf16,
+    /// It begins with something that begins no JSON.
+    NoBrace,
+    /// A key without double quotes.
+    Unquoted,
     Syntax,
     /// It ends before all brackets are closed.
     Cut,
@@ -166,6 +171,9 @@ impl fmt::Display for JsonFault {
             JsonFault::Empty => "it is empty",
             JsonFault::ByteOrderMark => "it begins with a byte order mark",
             JsonFault::NotUtf8 => "it is not UTF-8",
+            JsonFault::Utf16 => "it is UTF-16, send UTF-8",
+            JsonFault::NoBrace => "it does not begin with {",
+            JsonFault::Unquoted => "keys and strings stand in double quotes",
             JsonFault::Syntax => "a syntax error",
             JsonFault::Cut => "it ends too early",
             JsonFault::Trailing => "something follows its end",
@@ -634,7 +642,10 @@ impl Reject {
             ),
             Reject::UnknownPath { path } => see(
                 Row::request(404),
-                format_args!("no route {path}; GET /models lists the models, POST /infer/{{model}} runs one"),
+                format_args!(
+                    "no route {path}; there are POST /infer/{{model}}, POST /v1/embeddings, GET /models, /v1/models, /health \
+                     and /metrics"
+                ),
             ),
             Reject::MethodNotAllowed { allow } => {
                 see(Row::request(405).code("method_not_supported"), format_args!("use {}", allow.words()))
@@ -645,9 +656,12 @@ impl Reject {
                     "this server wants an API key: send the header Authorization: Bearer KEY, or x-api-key: KEY"
                 ),
             ),
-            Reject::Unauthorized { given: true } => {
-                see(Row::request(401).code("invalid_api_key"), format_args!("the API key is none of this server's"))
-            }
+            Reject::Unauthorized { given: true } => see(
+                Row::request(401).code("invalid_api_key"),
+                format_args!(
+                    "the API key is none of this server's, or not sent as Authorization: Bearer KEY, or x-api-key: KEY"
+                ),
+            ),
             Reject::NotJson { found } => see(
                 Row::request(415),
                 format_args!("the body is said to be {found}; send JSON, with content-type: application/json"),

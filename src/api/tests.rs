@@ -185,9 +185,27 @@ fn routes() {
         ("GET", "/health/ready", Ok(Route::Ready)),
         ("HEAD", "/health/live", Ok(Route::Live)),
         ("GET", "/metrics", Ok(Route::Metrics)),
-        ("GET", "/", Err("404 no route /; GET /models lists the models, POST /infer/{model} runs one")),
-        ("POST", "/infer/", Err("404 no route /infer/; GET /models lists the models, POST /infer/{model} runs one")),
-        ("GET", "", Err("404 no route ; GET /models lists the models, POST /infer/{model} runs one")),
+        (
+            "GET",
+            "/",
+            Err(
+                "404 no route /; there are POST /infer/{model}, POST /v1/embeddings, GET /models, /v1/models, /health and /metrics",
+            ),
+        ),
+        (
+            "POST",
+            "/infer/",
+            Err(
+                "404 no route /infer/; there are POST /infer/{model}, POST /v1/embeddings, GET /models, /v1/models, /health and /metrics",
+            ),
+        ),
+        (
+            "GET",
+            "",
+            Err(
+                "404 no route ; there are POST /infer/{model}, POST /v1/embeddings, GET /models, /v1/models, /health and /metrics",
+            ),
+        ),
     ];
     for (method, path, expected) in cases {
         let found = route(method.as_bytes(), path.as_bytes(), &catalog);
@@ -517,9 +535,9 @@ fn bodies_that_are_not_json() {
         (b"".to_vec(), invalid("it is empty, at byte 0")),
         (b" \r\n\t".to_vec(), invalid("it is empty, at byte 0")),
         (b"\xef\xbb\xbf{}".to_vec(), invalid("it begins with a byte order mark, at byte 0")),
-        (b"\xff\xfe{\0}\0".to_vec(), invalid("a syntax error, at byte 0")),
+        (b"\xff\xfe{\0}\0".to_vec(), invalid("it is UTF-16, send UTF-8, at byte 0")),
         (b"{\0}".to_vec(), invalid("a syntax error, at byte 1")),
-        (b"documents=a".to_vec(), invalid("a syntax error, at byte 0")),
+        (b"documents=a".to_vec(), invalid("it does not begin with {, at byte 0")),
         (b"[]".to_vec(), "400 the body must be a JSON object, found a list".into()),
         (b"\"a\"".to_vec(), "400 the body must be a JSON object, found a string".into()),
         (b"null".to_vec(), "400 the body must be a JSON object, found null".into()),
@@ -554,8 +572,8 @@ fn bodies_that_are_not_json() {
         (br#"{"documents":["a", } ]"#.to_vec(), invalid("a syntax error, at byte 19")),
         (br#"{"documents":["a",]}"#.to_vec(), invalid("a syntax error, at byte 18")),
         (br#"{"documents":01}"#.to_vec(), invalid("a number that is malformed or too large, at byte 14")),
-        (br#"{documents:"a"}"#.to_vec(), invalid("a syntax error, at byte 1")),
-        (br#"{'documents':'a'}"#.to_vec(), invalid("a syntax error, at byte 1")),
+        (br#"{documents:"a"}"#.to_vec(), invalid("keys and strings stand in double quotes, at byte 1")),
+        (br#"{'documents':'a'}"#.to_vec(), invalid("keys and strings stand in double quotes, at byte 1")),
         (br#"{"documents":NaN}"#.to_vec(), invalid("a syntax error, at byte 13")),
         (br#"{"documents":tru}"#.to_vec(), invalid("a syntax error, at byte 13")),
         (
@@ -1083,6 +1101,9 @@ fn every_reject() -> Vec<Reject> {
         JsonFault::Empty,
         JsonFault::ByteOrderMark,
         JsonFault::NotUtf8,
+        JsonFault::Utf16,
+        JsonFault::NoBrace,
+        JsonFault::Unquoted,
         JsonFault::Syntax,
         JsonFault::Cut,
         JsonFault::Trailing,
