@@ -31,7 +31,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 #[test]
 fn work_that_is_late_is_dropped_before_the_device_sees_it() {
     let mut settings = settings(DeviceName::Sim);
-    (settings.sim.lanes, settings.sim.base_us) = (1, 400_000);
+    (settings.sim.lanes, settings.sim.base_us) = (1, 1_200_000);
     settings.batching.sequences_max = Some(1);
     let server = start(settings);
     let mut first = server.connect();
@@ -40,7 +40,7 @@ fn work_that_is_late_is_dropped_before_the_device_sees_it() {
     // These wait behind it in the device's queue, longer than they may.
     let mut late: Vec<Client> = (0..20).map(|_| server.connect()).collect();
     for client in &mut late {
-        client.send(&post("/infer/embed", EMBED, "x-request-timeout-ms: 50\r\n"));
+        client.send(&post("/infer/embed", EMBED, "x-request-timeout-ms: 300\r\n"));
     }
     let asked = Instant::now();
     for client in &mut late {
@@ -48,24 +48,25 @@ fn work_that_is_late_is_dropped_before_the_device_sees_it() {
         assert_eq!(answer.status, 504, "{}", answer.text());
         assert_eq!(
             answer.json()["detail"],
-            "no answer within 50 ms (x-request-timeout-ms, else deadlines.request_ms): given up"
+            "no answer within 300 ms (x-request-timeout-ms, else deadlines.request_ms): given up"
         );
         assert!(answer.header("server-timing").is_some());
     }
-    assert!(asked.elapsed() < Duration::from_millis(350), "told in time, not by the device: {:?}", asked.elapsed());
+    assert!(asked.elapsed() < Duration::from_millis(1_000), "told in time, not by the device: {:?}", asked.elapsed());
     assert_eq!(first.answer().status, 200);
     let mut last = late.pop().expect("twenty");
     assert_eq!(last.post("/infer/embed", EMBED).status, 200, "the connection goes on");
     let metrics = server.get("/metrics");
     assert_eq!(metric(&metrics, "reactrt_requests_expired_total"), 20);
-    assert_eq!(metric(&metrics, "reactrt_dropped_sequences_total{device=\"sim\"}"), 20, "dropped at placement");
+    let dropped = metric(&metrics, "reactrt_dropped_sequences_total{device=\"sim\"}");
+    assert!((1..=20).contains(&dropped), "{dropped} dropped at placement; a worker drops what it has not cut yet");
     assert_eq!(metric(&metrics, "reactrt_batch_sequences_total{device=\"sim\"}"), 2, "the first and the last");
 }
 
 #[test]
 fn clients_that_leave_while_they_wait_cost_the_device_nothing() {
     let mut settings = settings(DeviceName::Sim);
-    (settings.sim.lanes, settings.sim.base_us) = (1, 200_000);
+    (settings.sim.lanes, settings.sim.base_us) = (1, 1_000_000);
     settings.batching.sequences_max = Some(1);
     let server = start(settings);
     let mut first = server.connect();
@@ -87,8 +88,9 @@ fn clients_that_leave_while_they_wait_cost_the_device_nothing() {
     assert_eq!(first.answer().status, 200);
     assert_eq!(server.post("/infer/embed", EMBED).status, 200);
     let metrics = server.get("/metrics");
-    assert_eq!(metric(&metrics, "reactrt_dropped_sequences_total{device=\"sim\"}"), 4);
-    assert_eq!(metric(&metrics, "reactrt_batch_sequences_total{device=\"sim\"}"), 2);
+    assert_eq!(metric(&metrics, "reactrt_batch_sequences_total{device=\"sim\"}"), 2, "the first and the last");
+    // Those that a worker had not cut yet did not even come so far.
+    assert!(metric(&metrics, "reactrt_dropped_sequences_total{device=\"sim\"}") <= 4);
 }
 
 #[test]
@@ -275,7 +277,7 @@ fn keys_are_shown_nowhere_and_an_open_door_is_warned_of() {
 
 #[test]
 fn a_stop_says_so_first_answers_what_it_accepted_and_ends_well() {
-    let process = Process::start("stop", "sim: {base_us: 600000}", &[]);
+    let process = Process::start("stop", "sim: {base_us: 2000000}", &[]);
     let mut idle = process.connect();
     idle.send(b"GET /health/ready HTTP/1.1\r\nhost: x\r\n\r\n");
     assert_eq!(idle.answer().status, 200);
@@ -285,7 +287,7 @@ fn a_stop_says_so_first_answers_what_it_accepted_and_ends_well() {
     let stopped = Instant::now();
     process.signal("TERM");
     assert!(idle.is_closed(), "an idle connection is closed at once");
-    assert!(stopped.elapsed() < Duration::from_millis(500), "{:?}", stopped.elapsed());
+    assert!(stopped.elapsed() < Duration::from_millis(1_500), "{:?}", stopped.elapsed());
     let ready = process.get("/health/ready");
     assert_eq!((ready.status, ready.header("connection")), (503, Some("close")));
     assert!(ready.text().contains("draining"), "{}", ready.text());

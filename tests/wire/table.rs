@@ -93,9 +93,9 @@ pub fn named(name: &str) -> Settings {
             settings.server.cors_origins = vec!["https://app.example".into(), "http://localhost:3000".into()];
         }
         "hasty" => {
-            settings.deadlines.head_ms = 150;
-            settings.deadlines.body_ms = 150;
-            settings.deadlines.idle_ms = 400;
+            settings.deadlines.head_ms = 300;
+            settings.deadlines.body_ms = 300;
+            settings.deadlines.idle_ms = 800;
         }
         "small" => {
             settings.limits.body_bytes_max = 1024;
