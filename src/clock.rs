@@ -41,3 +41,37 @@ impl Clock {
         }
     }
 }
+
+/// A moment in the calendar, UTC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Civil {
+    pub year: u64,
+    /// 1 to 12, and 1 to 31.
+    pub month: u64,
+    pub day: u64,
+    pub hour: u64,
+    pub minute: u64,
+    pub second: u64,
+}
+
+impl Civil {
+    /// Of a second since 1970, by the proleptic Gregorian calendar's cycle of 400 years.
+    pub fn of(second: u64) -> Civil {
+        let (day, rest) = (second / 86_400, second % 86_400);
+        // Days since 1 March of year 0, so that a leap day is the last of its year.
+        let shifted = day + 719_468;
+        let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+        let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+        let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+        let shifted_month = (5 * day_of_year + 2) / 153;
+        let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+        Civil {
+            year: era * 400 + year_of_era + u64::from(month <= 2),
+            month,
+            day: day_of_year - (153 * shifted_month + 2) / 5 + 1,
+            hour: rest / 3600,
+            minute: rest / 60 % 60,
+            second: rest % 60,
+        }
+    }
+}

@@ -9,6 +9,7 @@
 //! aside, see `model::fetch`).
 
 mod check;
+mod keys;
 mod models;
 mod read;
 mod table;
@@ -20,12 +21,15 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crate::device::Layout;
+use crate::journal;
+use crate::log::Level;
 use crate::model::build::shapes::AskedBucket;
 use crate::model::convert::Dtype;
 use crate::model::{Pooling, Task};
 use read::{Origin, Reader};
 
 pub use check::{MEMORY_BYTES, Memory, WIDTH_ASSUMED};
+pub use keys::ApiKeys;
 pub use read::did_you_mean;
 pub use table::{Key, TABLE, reference};
 
@@ -136,6 +140,13 @@ pub struct Server {
     pub host: String,
     /// 0 lets the system choose.
     pub port: u16,
+    pub api_keys: ApiKeys,
+    /// More of them, one a line.
+    pub api_keys_file: Option<PathBuf>,
+    /// Web pages that may read answers; `*` for all.
+    pub cors_origins: Vec<String>,
+    pub access_log: Option<journal::Target>,
+    pub log_level: Level,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -184,6 +195,8 @@ pub struct Deadlines {
     pub idle_ms: u64,
     /// From a stop signal to the end of the process.
     pub drain_ms: u64,
+    /// From a request's last byte to its answer, for requests that do not say so themselves; `None`: as long as it takes.
+    pub request_ms: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -260,7 +273,15 @@ impl Settings {
     /// The defaults on a machine of so many cores.
     pub fn defaults(cores: usize) -> Settings {
         let mut settings = Settings {
-            server: Server { host: "127.0.0.1".to_owned(), port: 8887 },
+            server: Server {
+                host: "127.0.0.1".to_owned(),
+                port: 8887,
+                api_keys: ApiKeys::default(),
+                api_keys_file: None,
+                cors_origins: Vec::new(),
+                access_log: None,
+                log_level: Level::Info,
+            },
             batching: Batching {
                 linger_us: 0,
                 sequences_max: None,
@@ -289,6 +310,7 @@ impl Settings {
                 // Longer than the 60 s after which common proxies close, so that they close first.
                 idle_ms: 75_000,
                 drain_ms: 10_000,
+                request_ms: None,
             },
             threads: Threads { workers: 1, spin_us: 0, pin: When::Auto },
             devices: Devices::Auto,

@@ -185,7 +185,7 @@ pub struct Body {
 }
 
 /// Bytes kept free before an encoded answer, so that its head can be written in front of it.
-pub const HEADROOM: usize = 768;
+pub const HEADROOM: usize = 1024;
 
 impl Body {
     pub fn new(pieces_max: usize) -> Body {

@@ -45,4 +45,7 @@ pub mod device;
 
 pub mod metrics;
 
+pub mod journal;
+pub mod log;
+
 pub mod model;

@@ -4,7 +4,7 @@
 //! each has its documentation and its default from there. Exit codes: 0 done, 1 something failed at run time, 2 the command
 //! line or the configuration is wrong. Problems go to the error stream in one block.
 
-use std::fmt::{Display, Write as _};
+use std::fmt::Display;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -16,6 +16,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use reactrt::config::{self, Key, ModelSettings, Overrides, Settings, TABLE};
 use reactrt::device::Layout;
+use reactrt::log::visible;
 use reactrt::model::Task;
 use reactrt::model::build;
 use reactrt::model::build::shapes::{AskedBucket, AskedRanges, AskedShapes};
@@ -347,21 +348,6 @@ fn complain(text: &str) {
     let _ = writeln!(std::io::stderr(), "{}", visible(text));
 }
 
-/// The text with what terminals obey, and what turns lines round, as escapes that JSON knows too: names in files are
-/// anybody's.
-fn visible(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
-    for letter in text.chars() {
-        let turns = matches!(letter, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-        if turns || (letter.is_control() && letter != '\n') {
-            write!(shown, "\\u{:04x}", u32::from(letter)).expect("a String takes all");
-        } else {
-            shown.push(letter);
-        }
-    }
-    shown
-}
-
 fn failed(error: impl Display) -> Failure {
     Failure::Run(error.to_string())
 }
@@ -585,7 +571,8 @@ fn run_check(arguments: Check) -> Result<(), Failure> {
         return say(&config::reference());
     }
     let settings = load(&arguments.file, arguments.settings)?;
-    let problems: Vec<String> = settings.models.iter().filter_map(|model| problem(&settings, model)).collect();
+    let mut problems: Vec<String> = settings.models.iter().filter_map(|model| problem(&settings, model)).collect();
+    problems.extend(serve::api_keys(&settings).err());
     if !problems.is_empty() {
         return Err(Failure::Usage(problems.join("\n")));
     }
@@ -661,16 +648,6 @@ mod tests {
             let help = sub.render_help().to_string();
             assert!(help.contains("Example: reactrt "), "{} has no example:\n{help}", sub.get_name());
         }
-    }
-
-    #[test]
-    fn what_a_terminal_would_obey_is_shown() {
-        assert_eq!(
-            visible("a\u{1b}[31mb\u{9b}2J\u{202e}\nc\tü\u{7f}"),
-            "a\\u001b[31mb\\u009b2J\\u202e\nc\\u0009ü\\u007f"
-        );
-        let json = serde_json::json!({"name": "\u{1b}\u{9b}\n"}).to_string();
-        assert_eq!(serde_json::from_str::<serde_json::Value>(&visible(&json)).unwrap()["name"], "\u{1b}\u{9b}\n");
     }
 
     #[test]

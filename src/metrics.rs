@@ -150,6 +150,8 @@ pub struct Gauges {
     pub queue_tokens: u64,
     pub pieces_out: usize,
     pub buffers_out: usize,
+    /// Requests of which the access log has no line.
+    pub access_lines_dropped: u64,
 }
 
 /// Everything the reactor counts.
@@ -162,6 +164,10 @@ pub struct Metrics {
     pub connections_accepted: u64,
     pub jobs_cancelled: u64,
     pub turns: u64,
+    /// Requests given up because their time had passed.
+    pub requests_expired: u64,
+    /// Connections that the system had no file descriptor, or no memory, for when they were to be accepted.
+    pub accepts_failed: u64,
     devices: Vec<(String, Arc<DeviceCounters>)>,
     gpus: Vec<(String, Arc<GpuCounters>)>,
     worker_panics: Vec<Arc<AtomicU64>>,
@@ -191,10 +197,17 @@ impl Metrics {
             connections_accepted: 0,
             jobs_cancelled: 0,
             turns: 0,
+            requests_expired: 0,
+            accepts_failed: 0,
             devices,
             gpus,
             worker_panics,
         }
+    }
+
+    /// In the order of the devices.
+    pub fn device_names(&self) -> impl Iterator<Item = &str> {
+        self.devices.iter().map(|(name, _)| name.as_str())
     }
 
     pub fn count_answer(&mut self, model: Option<u32>, status: u16) {
@@ -238,6 +251,21 @@ impl Metrics {
         for (name, help, value) in [
             ("reactrt_connections_accepted_total", "Connections accepted.", self.connections_accepted),
             ("reactrt_jobs_cancelled_total", "Requests whose client went away.", self.jobs_cancelled),
+            (
+                "reactrt_requests_expired_total",
+                "Requests given up because their time had passed.",
+                self.requests_expired,
+            ),
+            (
+                "reactrt_accept_failures_total",
+                "Times that the system had no file descriptor for a connection.",
+                self.accepts_failed,
+            ),
+            (
+                "reactrt_access_log_dropped_total",
+                "Requests of which the access log has no line.",
+                gauges.access_lines_dropped,
+            ),
             ("reactrt_worker_panics_total", "Panics caught in workers.", panics),
         ] {
             head(out, name, "counter", help);

@@ -88,6 +88,12 @@ impl<T> Sender<T> {
         assert!(self.producer.push(part).is_ok(), "a ring has room for every part of its pool");
     }
 
+    /// Makes `part` visible to the other side if there is room for it. For what may be lost; what belongs to a pool is
+    /// [`push`](Self::push)ed.
+    pub fn offer(&mut self, part: T) -> bool {
+        self.producer.push(part).is_ok()
+    }
+
     pub fn ring(&self) {
         self.bell.ring();
     }

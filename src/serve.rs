@@ -6,25 +6,30 @@
 //!
 //! Invariant: when [`Server::join`] returns, every thread has ended and every part is home, which its [`Account`] shows.
 
+mod clerk;
 mod gpu;
 mod load;
+mod signals;
 
-use std::io;
+use std::io::{self, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::Duration;
 
+use crate::api::gate::{Keys, Origins};
 use crate::api::{Catalog, Entry};
 use crate::clock::Clock;
-use crate::config::{Settings, When};
+use crate::config::{ApiKeys, Settings, When};
 use crate::device::driver::{Driver, Ports};
 use crate::http;
 use crate::job::{Body, Buffers, Generations, Piece, PieceBounds, ToReactor};
+use crate::journal;
+use crate::log;
 use crate::metrics::{DeviceCounters, Metrics};
 use crate::plan;
-use crate::reactor::{self, DevicePort, Parts, Reactor, ReactorLimits, Sockets, WorkerPort};
+use crate::reactor::{self, DevicePort, Parts, Policy, Reactor, ReactorLimits, Sockets, WorkerPort};
 use crate::ring::{Doorbell, Receiver, Sender, ring};
 use crate::tokenize::{Served, Worker, WorkerLimits, WorkerState};
 
@@ -66,6 +71,8 @@ pub struct Server {
     /// Told to end once the reactor has, the devices once the workers have: whoever sends outlives nobody who receives.
     workers: Threads,
     devices: Threads,
+    /// Told last, when there is nothing more to be written.
+    clerks: Threads,
     bodies_max: usize,
 }
 
@@ -116,36 +123,34 @@ impl Stopper {
     }
 }
 
-/// Serves until SIGTERM or SIGINT, then drains. A second signal ends the process at once. `announce` is called once, when
-/// the first request can be answered, with the address.
+/// Serves until SIGTERM or SIGINT, then drains, no longer than `drain_ms`. A second signal ends the process at once.
+/// `announce` is called once, when the first request can be answered, with the address.
 pub fn run(settings: Settings, announce: impl FnOnce(SocketAddr)) -> Result<(), Error> {
+    log::set_level(settings.server.log_level);
+    let drain_ms = settings.deadlines.drain_ms;
     let server = Server::start(settings)?;
+    signals::watch(server.stopper(), drain_ms)?;
     announce(server.address());
-    println!("listening on http://{}", server.address());
-    let stopper = server.stopper();
-    let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT])
-        .map_err(|error| Error(format!("signals cannot be caught: {error}")))?;
-    thread::Builder::new()
-        .name("signals".into())
-        .spawn(move || {
-            for (count, signal) in signals.forever().enumerate() {
-                if count > 0 {
-                    std::process::exit(128 + signal);
-                }
-                eprintln!("stopping: answering what has been accepted; a second signal ends at once");
-                stopper.stop();
-            }
-        })
-        .map_err(|error| Error(format!("a thread cannot be started: {error}")))?;
+    // It serves, whether or not anybody reads this.
+    let _ = writeln!(io::stdout(), "listening on http://{}", server.address());
     let gave_up = Arc::clone(&server.stopper.gave_up);
     let account = server.join()?;
     if gave_up.load(Ordering::Relaxed) {
         return Err(Error("a GPU was given up, and gpu.exit_when_dead says to end then".into()));
     }
     if account != Account::default() {
-        eprintln!("warning: not everything came home: {account:?}");
+        log::warn(format_args!("not everything came home: {account:?}"));
     }
     Ok(())
+}
+
+/// The keys of the settings and of the file that they name.
+///
+/// # Errors
+/// The file cannot be read or is none, in a sentence without a key.
+pub fn api_keys(settings: &Settings) -> Result<ApiKeys, String> {
+    let keys = &settings.server.api_keys;
+    settings.server.api_keys_file.as_ref().map_or_else(|| Ok(keys.clone()), |path| keys.with_file(path))
 }
 
 impl Server {
@@ -153,9 +158,15 @@ impl Server {
     pub fn start(settings: Settings) -> Result<Server, Error> {
         let clock = Clock::real();
         let address = address(&settings)?;
+        let keys = api_keys(&settings).map_err(Error)?;
         let sockets = Sockets::bind(address, settings.limits.connections_max)
             .map_err(|error| Error(format!("cannot listen on {address}: {error}{}", port_hint(&error, address))))?;
         let address = sockets.address();
+        if !address.ip().is_loopback() && keys.list().is_empty() {
+            log::warn(format_args!(
+                "listening on {address} without server.api_keys: whoever reaches this port may use every model"
+            ));
+        }
         raise_descriptor_limit(settings.limits.connections_max);
         let mut device_bells: Vec<ThreadBell> = Vec::new();
         let loaded = load::load(&settings, &mut || {
@@ -164,7 +175,7 @@ impl Server {
             device_bells.push(bell);
             rung
         })?;
-        Build { settings, clock, sockets, loaded, device_bells }.start(address)
+        Build { settings, keys, clock, sockets, loaded, device_bells }.start(address)
     }
 
     /// Where clients connect.
@@ -178,14 +189,15 @@ impl Server {
 
     /// Waits until the server has been stopped and everything has ended.
     pub fn join(self) -> Result<Account, Error> {
-        let Server { reactor, workers, devices, bodies_max, .. } = self;
+        let Server { reactor, workers, devices, clerks, bodies_max, .. } = self;
         let ended = reactor.join();
         workers.join()?;
         devices.join()?;
-        let mut reactor = ended
-            .map_err(|_| Error("the reactor ended by a panic".into()))?
-            .map_err(|error| Error(format!("waiting for sockets failed: {error}")))?;
-        Ok(reactor.account(bodies_max))
+        let reactor = ended
+            .map_err(|_| Error("the reactor ended by a panic".into()))
+            .and_then(|ended| ended.map_err(|error| Error(format!("waiting for sockets failed: {error}"))));
+        clerks.join()?;
+        Ok(reactor?.account(bodies_max))
     }
 }
 
@@ -222,10 +234,10 @@ fn raise_descriptor_limit(connections_max: usize) {
         }
     };
     if !raised || limit.rlim_cur < wanted {
-        eprintln!(
-            "warning: only {} file descriptors for up to {connections_max} connections (limits.connections_max)",
+        log::warn(format_args!(
+            "only {} file descriptors for up to {connections_max} connections (limits.connections_max)",
             limit.rlim_cur
-        );
+        ));
     }
 }
 
@@ -252,6 +264,7 @@ impl ThreadBell {
 /// Everything that is needed to start the threads.
 struct Build {
     settings: Settings,
+    keys: ApiKeys,
     clock: Clock,
     sockets: Sockets,
     loaded: Loaded,
@@ -266,7 +279,7 @@ struct DeviceRings {
 
 impl Build {
     fn start(self, address: SocketAddr) -> Result<Server, Error> {
-        let Build { settings, clock, sockets, loaded, device_bells } = self;
+        let Build { settings, keys, clock, sockets, loaded, device_bells } = self;
         let limits = &settings.limits;
         let bounds = piece_bounds(&settings, &loaded);
         let width_max = width_max(&loaded);
@@ -376,6 +389,8 @@ impl Build {
 
         drivers.handles.extend(gpu::watch(&gpus, &drivers.quit));
         let names = catalog.entries().iter().map(|entry| entry.name.clone());
+        let mut clerks = Threads::default();
+        let policy = policy(&settings, &keys, &catalog, &mut clerks)?;
         let metrics = Metrics::new(names, counters, gpus, worker_panics);
         let parts = Parts {
             catalog,
@@ -387,6 +402,7 @@ impl Build {
             devices: device_ports,
             metrics,
             stop,
+            policy,
         };
         let mut reactor = Reactor::new(sockets, reactor_limits(&settings), parts, clock.clone());
         let bell = Arc::clone(&reactor_bell);
@@ -394,8 +410,25 @@ impl Build {
         let reactor = spawn("reactor".into(), pins.reactor(), move || {
             reactor::run(&mut reactor, &bell, &clock, spin_ns).map(|()| reactor)
         })?;
-        Ok(Server { address, stopper, reactor, workers, devices: drivers, bodies_max })
+        Ok(Server { address, stopper, reactor, workers, devices: drivers, clerks, bodies_max })
     }
+}
+
+/// Who may ask, and where that is written down, with the thread that does.
+fn policy(settings: &Settings, keys: &ApiKeys, catalog: &Catalog, clerks: &mut Threads) -> Result<Policy, Error> {
+    let server = &settings.server;
+    let open = |target| {
+        let models = catalog.entries().iter().map(|entry| entry.name.as_str());
+        journal::open(target, settings.limits.connections_max, models).map_err(Error)
+    };
+    let (journal, scribe) = server.access_log.as_ref().map(open).transpose()?.unzip();
+    Ok(Policy {
+        keys: Keys::new(keys.list().to_vec()),
+        origins: Origins::new(&server.cors_origins),
+        request_ms: settings.deadlines.request_ms,
+        journal,
+        on_exhaustion: Some(clerk::start(scribe, clerks)?),
+    })
 }
 
 fn step_driver(driver: &mut Driver, now_ns: u64) -> (bool, Option<u64>) {

@@ -57,7 +57,12 @@ static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn nothing_is_allocated_after_start_by_reactor_and_device() {
-    let server = start(settings(DeviceName::Sim));
+    // One server as it comes, one with all that can be had beside it.
+    let mut everything = settings(DeviceName::Sim);
+    everything.server.access_log = Some(reactrt::journal::Target::File("/dev/null".into()));
+    everything.server.cors_origins = vec!["https://app.example".into()];
+    everything.deadlines.request_ms = Some(60_000);
+    let servers = [start(settings(DeviceName::Sim)), start(everything)];
     let texts = |count: usize| {
         let list: Vec<String> = (0..count).map(|index| format!("\"text number {index} of some length\"")).collect();
         list.join(",")
@@ -72,7 +77,7 @@ fn nothing_is_allocated_after_start_by_reactor_and_device() {
         ("/infer/embed", "{\"documents\":[7]}".into()),
         ("/infer/nope", "{}".into()),
     ];
-    let round = || {
+    let round = |server: &common::Running| {
         let mut client = server.connect();
         for (path, body) in &bodies {
             let answer = client.post(path, body);
@@ -82,13 +87,20 @@ fn nothing_is_allocated_after_start_by_reactor_and_device() {
             client.send(format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n").as_bytes());
             assert_eq!(client.answer().status, 200);
         }
+        client.send(b"OPTIONS /models HTTP/1.1\r\nhost: x\r\norigin: https://app.example\r\n\r\n");
+        assert_eq!(client.answer().status, 200);
+        let late = "POST /infer/embed HTTP/1.1\r\nhost: x\r\nx-request-timeout-ms: 0\r\ncontent-length: 2\r\n\r\n{}";
+        client.send(late.as_bytes());
+        assert_eq!(client.answer().status, 504);
+        client.send(b"\x16\x03 is no request\r\n");
+        assert_eq!(client.answer().status, 400);
     };
     // The threads have started once one has answered. From then on, the first inference included: whatever is kept must
     // have been there at start.
-    assert_eq!(server.get("/health/live").status, 200);
+    assert!(servers.iter().all(|server| server.get("/health/live").status == 200));
     COUNTING.store(true, Ordering::Relaxed);
     for _ in 0..20 {
-        round();
+        servers.iter().for_each(round);
     }
     COUNTING.store(false, Ordering::Relaxed);
     assert_eq!(BY_REACTOR.load(Ordering::Relaxed), 0, "allocations by the reactor");

@@ -7,6 +7,8 @@ use std::process::{Command, Output};
 
 use reactrt::config::{self, DeviceName, Devices, Overrides, Settings, TABLE, When};
 use reactrt::job::PieceBounds;
+use reactrt::journal::Target;
+use reactrt::log::Level;
 use reactrt::model::{Pooling, Task};
 
 /// As the old server's README prints it.
@@ -118,6 +120,41 @@ nli_models:
     assert_eq!(b.labels.as_deref(), Some(&["no".to_owned(), "yes".to_owned()][..]));
 }
 
+#[test]
+fn who_may_ask_and_where_it_is_written_is_set() {
+    let text = "
+server:
+  api_keys: [first-key, 12345678]
+  api_keys_file: /etc/reactrt/keys
+  cors_origins: [https://App.example, 'http://localhost:3000']
+  access_log: '-'
+  log_level: warn
+deadlines: {request_ms: 2_500}
+";
+    let settings = parse(text).unwrap();
+    let server = &settings.server;
+    assert_eq!(server.api_keys.list(), ["first-key", "12345678"]);
+    assert_eq!(server.api_keys_file.as_deref(), Some(Path::new("/etc/reactrt/keys")));
+    assert_eq!(server.cors_origins, ["https://app.example", "http://localhost:3000"]);
+    assert_eq!(server.access_log, Some(Target::StandardOutput));
+    assert_eq!(server.log_level, Level::Warn);
+    assert_eq!(settings.deadlines.request_ms, Some(2_500));
+    let shown = format!("{settings:?}");
+    assert!(!shown.contains("first-key") && shown.contains("2 keys"), "{shown}");
+
+    let environment = [("REACTRT_SERVER_API_KEYS", "a-key, b-key"), ("REACTRT_SERVER_CORS_ORIGINS", "*")];
+    let flags =
+        [("server.access_log", "/var/log/a b"), ("server.api_keys_file", "none"), ("deadlines.request_ms", "off")];
+    let settings = with(text, &environment, &flags).unwrap();
+    assert_eq!(settings.server.api_keys.list(), ["a-key", "b-key"]);
+    assert_eq!(settings.server.cors_origins, ["*"]);
+    assert_eq!(settings.server.access_log, Some(Target::File("/var/log/a b".into())));
+    assert_eq!((settings.server.api_keys_file, settings.deadlines.request_ms), (None, None));
+    for off in ["0", "off"] {
+        assert_eq!(with("", &[], &[("deadlines.request_ms", off)]).unwrap().deadlines.request_ms, None);
+    }
+}
+
 /// A file and all that is said about it.
 const WRONG: &[(&str, &[&str])] = &[
     (
@@ -130,7 +167,46 @@ const WRONG: &[(&str, &[&str])] = &[
     ("\nport: 80\n", &[r#"c.yaml:2: unknown key "port"; it belongs into the section "server""#]),
     ("limits:\n  linger_us: 3\n", &[r#"c.yaml:2: unknown key "linger_us" in limits; it belongs into batching"#]),
     ("server:\n  pot: 3\n", &[r#"c.yaml:2: unknown key "pot" in server; did you mean "port"?"#]),
-    ("server:\n  colour: red\n", &[r#"c.yaml:2: unknown key "colour" in server; known here: host, port"#]),
+    (
+        "server:\n  colour: red\n",
+        &[
+            r#"c.yaml:2: unknown key "colour" in server; known here: host, port, api_keys, api_keys_file, cors_origins, access_log, log_level"#,
+        ],
+    ),
+    (
+        "server:\n  api_keys: [fine, 'hunter2 hunter3']\n",
+        &[
+            "c.yaml:2: server.api_keys: key 2 has a blank, a control character or a letter beyond ASCII, which no header field carries",
+        ],
+    ),
+    (
+        "server:\n  api_keys: {hunter: 2}\n",
+        &["c.yaml:2: server.api_keys: expected a list of keys; what was found is not shown"],
+    ),
+    (
+        "server:\n  cors_origins: [https://app.example/page]\n",
+        &[
+            r#"c.yaml:2: server.cors_origins: "https://app.example/page" is more than an origin; did you mean "https://app.example"?"#,
+        ],
+    ),
+    (
+        "server:\n  cors_origins: app.example\n",
+        &[r#"c.yaml:2: server.cors_origins: "app.example" is no origin such as https://app.example"#],
+    ),
+    (
+        "server:\n  access_log: on\n",
+        &[r#"c.yaml:2: server.access_log: expected off, "-" for the output, or a file, found the text "on""#],
+    ),
+    (
+        "server:\n  log_level: loud\n",
+        &[r#"c.yaml:2: server.log_level: expected error, warn, info or debug, found the text "loud""#],
+    ),
+    (
+        "deadlines:\n  request_ms: soon\n",
+        &[
+            r#"c.yaml:2: deadlines.request_ms: expected off or a whole number from 0 to 86400000, found the text "soon""#,
+        ],
+    ),
     (
         "server:\n  port: abc\n",
         &[r#"c.yaml:2: server.port: expected a whole number from 0 to 65535, found the text "abc""#],

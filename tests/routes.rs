@@ -229,7 +229,7 @@ fn mistakes_are_refused_in_words_that_help() {
     }
     // All on one connection, which still serves.
     assert_eq!(client.post("/infer/embed", r#"{"documents":["a"]}"#).status, 200);
-    assert_eq!(client.post("/models", "{}").header("allow"), Some("GET, HEAD"));
+    assert_eq!(client.post("/models", "{}").header("allow"), Some("GET, HEAD, OPTIONS"));
 }
 
 #[test]

@@ -28,6 +28,7 @@ const UNSAFE_FILES: &[&str] = &[
     "src/serve.rs",
     "tests/allocation.rs",
     "tests/api_allocation.rs",
+    "tests/faults.rs",
     "tests/plan_allocation.rs",
 ];
 
@@ -148,6 +149,14 @@ fn the_readme_names_every_command_and_no_other() {
     let listed: BTreeSet<&str> =
         readme.lines().filter_map(|line| line.strip_prefix("| `reactrt ")?.split(['`', ' ']).next()).collect();
     assert_eq!(listed, commands);
+}
+
+#[test]
+fn the_wire_table_has_its_rows_each_under_its_own_name() {
+    let table = read("tests/wire/table.txt");
+    let names: Vec<&str> = table.lines().filter_map(|line| line.strip_prefix("= ")).collect();
+    assert!(names.len() >= 150, "{} rows", names.len());
+    assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "two rows have one name");
 }
 
 #[test]

@@ -1,7 +1,9 @@
-//! Bytes in, bytes out, over real sockets: what the reactor does with connections. How bytes are framed is tested beside
-//! `src/http`; here a few of each kind pass through the whole server.
+//! Bytes in, bytes out, over real sockets: a table of what is sent and what comes back (`wire/table.txt`), and what no table can
+//! hold. How any split of the same bytes is framed is tested beside `src/http`.
 
 mod common;
+#[path = "wire/table.rs"]
+mod table;
 
 use std::io::Write;
 use std::net::Shutdown;
@@ -9,11 +11,25 @@ use std::time::{Duration, Instant};
 
 use common::{Running, settings, start};
 use reactrt::config::DeviceName;
+use table::Hop;
 
 const EMBED: &str = "{\"documents\":[\"a\"]}";
 
 fn server() -> Running {
     start(settings(DeviceName::Sim))
+}
+
+#[test]
+fn every_row_of_the_table() {
+    let mut failures = Vec::new();
+    let mut count = 0;
+    for (name, rows) in table::sections() {
+        let server = start(table::named(name));
+        count += rows.len();
+        failures.extend(rows.iter().filter_map(|row| table::play_all(server.address, row, Hop::Server).err()));
+    }
+    assert!(count >= 150, "{count} rows were found");
+    assert!(failures.is_empty(), "{} of {count} rows differ:\n{}", failures.len(), failures.join("\n"));
 }
 
 #[test]

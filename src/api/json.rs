@@ -92,15 +92,26 @@ fn refuse_other_than_object(body: &[u8]) -> Result<(), Reject> {
         return malformed(JsonFault::Empty, 0);
     };
     let found = match body[at] {
-        b'{' => return Ok(()),
+        b'{' => return check_first_key(body, at + 1),
         b'[' => Kind::List,
         b'"' => Kind::Text,
         b'-' | b'0'..=b'9' => Kind::Number,
         b't' | b'f' => Kind::Boolean,
         b'n' => Kind::Null,
-        _ => return malformed(JsonFault::Syntax, at as u32),
+        _ if matches!(body, [0xff, 0xfe, ..] | [0xfe, 0xff, ..]) => return malformed(JsonFault::Utf16, 0),
+        _ => return malformed(JsonFault::NoBrace, at as u32),
     };
     Err(Reject::NotAnObject { found })
+}
+
+/// Keys without quotes, or in single ones, are what other languages and some shells make of JSON: worth a word of their own.
+fn check_first_key(body: &[u8], start: usize) -> Result<(), Reject> {
+    match body[start..].iter().position(|byte| !is_blank(*byte)).map(|blanks| (start + blanks, body[start + blanks])) {
+        Some((at, letter)) if letter == b'\'' || letter.is_ascii_alphabetic() => {
+            Err(Reject::Malformed { fault: JsonFault::Unquoted, offset: Some(at as u32) })
+        }
+        Some(_) | None => Ok(()),
+    }
 }
 
 fn is_blank(byte: u8) -> bool {

@@ -9,6 +9,7 @@
 //! no answer is ever longer than the [`answer_bytes_max`] promised for it. After warm-up nothing here allocates, but for
 //! bodies above 1 MiB.
 
+pub mod gate;
 mod json;
 pub mod native;
 pub mod openai;
@@ -212,7 +213,8 @@ impl Catalog {
 }
 
 /// The route of a request whose target is `path`: without its query, still percent-encoded. A model's name is all that
-/// follows `/infer/`, slashes included. HEAD is allowed where GET is.
+/// follows `/infer/`, slashes included. HEAD is allowed where GET is; OPTIONS, which asks of every route the same, has
+/// [`allowed`].
 pub fn route(method: &[u8], path: &[u8], catalog: &Catalog) -> Result<Route, Reject> {
     let get = |route| match method {
         b"GET" | b"HEAD" => Ok(route),
@@ -234,6 +236,20 @@ pub fn route(method: &[u8], path: &[u8], catalog: &Catalog) -> Result<Route, Rej
                 None => Err(Reject::UnknownModel { name: decoded_words(name) }),
             },
         },
+    }
+}
+
+/// The methods of `path`, as OPTIONS asks for them. A model need not be served to be asked about: a browser asks before it
+/// sends, and it is the answer to what it sends that must say so.
+pub fn allowed(path: &[u8], catalog: &Catalog) -> Result<Allow, Reject> {
+    if path == b"*" {
+        return Ok(Allow::Any);
+    }
+    // A method that no route has is refused with those that it has.
+    match route(b"", path, catalog) {
+        Err(Reject::MethodNotAllowed { allow }) => Ok(allow),
+        Err(reject) => Err(reject),
+        Ok(_) => Ok(Allow::Any),
     }
 }
 

@@ -146,6 +146,11 @@ pub enum JsonFault {
     Empty,
     ByteOrderMark,
     NotUtf8,
+    Utf16,
+    /// It begins with something that begins no JSON.
+    NoBrace,
+    /// A key without double quotes.
+    Unquoted,
     Syntax,
     /// It ends before all brackets are closed.
     Cut,
@@ -166,6 +171,9 @@ impl fmt::Display for JsonFault {
             JsonFault::Empty => "it is empty",
             JsonFault::ByteOrderMark => "it begins with a byte order mark",
             JsonFault::NotUtf8 => "it is not UTF-8",
+            JsonFault::Utf16 => "it is UTF-16, send UTF-8",
+            JsonFault::NoBrace => "it does not begin with {",
+            JsonFault::Unquoted => "keys and strings stand in double quotes",
             JsonFault::Syntax => "a syntax error",
             JsonFault::Cut => "it ends too early",
             JsonFault::Trailing => "something follows its end",
@@ -185,13 +193,25 @@ impl fmt::Display for JsonFault {
 pub enum Allow {
     Get,
     Post,
+    /// Whatever any route allows: what `OPTIONS *` asks for.
+    Any,
 }
 
 impl Allow {
     pub fn header(self) -> &'static str {
         match self {
-            Allow::Get => "GET, HEAD",
+            Allow::Get => "GET, HEAD, OPTIONS",
+            Allow::Post => "POST, OPTIONS",
+            Allow::Any => "GET, HEAD, POST, OPTIONS",
+        }
+    }
+
+    /// What a person would use.
+    fn words(self) -> &'static str {
+        match self {
+            Allow::Get => "GET",
             Allow::Post => "POST",
+            Allow::Any => "GET or POST",
         }
     }
 }
@@ -359,6 +379,14 @@ pub enum Reject {
     MethodNotAllowed {
         allow: Allow,
     },
+    /// `given`: there was a key, and it is none of ours.
+    Unauthorized {
+        given: bool,
+    },
+    /// The body says that it is something else than JSON.
+    NotJson {
+        found: Words,
+    },
 
     // Limits of ours.
     TooManyTexts {
@@ -392,6 +420,10 @@ pub enum Reject {
     Deadline,
 
     // Later.
+    /// The time that the client, or the configuration, gives an answer has passed.
+    Expired {
+        timeout_ms: u32,
+    },
     QueueFull,
     NoBuffers,
     Draining,
@@ -498,6 +530,11 @@ impl Reject {
         if let Reject::MethodNotAllowed { allow } = self { Some(allow.header()) } else { None }
     }
 
+    /// For the header `WWW-Authenticate`, which a 401 must have.
+    pub fn authenticate(self) -> Option<&'static str> {
+        if let Reject::Unauthorized { .. } = self { Some("Bearer realm=\"reactrt\"") } else { None }
+    }
+
     /// Appends the body of the refusal in the family's shape.
     pub fn write(self, family: Family, out: &mut Vec<u8>) {
         self.look_up(&mut |row, message| match family {
@@ -599,16 +636,36 @@ impl Reject {
                 BAD.param(Field::Query),
                 format_args!("model {name} is an embedding model and takes no query; rerankers do"),
             ),
-            Reject::UnknownModel { name } => {
-                see(Row::request(404).code("model_not_found"), format_args!("model {name} not found"))
-            }
+            Reject::UnknownModel { name } => see(
+                Row::request(404).code("model_not_found"),
+                format_args!("model {name} not found; GET /models lists those that are served"),
+            ),
             Reject::UnknownPath { path } => see(
                 Row::request(404),
-                format_args!("no route {path}; GET /models lists the models, POST /infer/{{model}} runs one"),
+                format_args!(
+                    "no route {path}; there are POST /infer/{{model}}, POST /v1/embeddings, GET /models, /v1/models, /health \
+                     and /metrics"
+                ),
             ),
             Reject::MethodNotAllowed { allow } => {
-                see(Row::request(405).code("method_not_supported"), format_args!("use {}", allow.header()))
+                see(Row::request(405).code("method_not_supported"), format_args!("use {}", allow.words()))
             }
+            Reject::Unauthorized { given: false } => see(
+                Row::request(401).code("invalid_api_key"),
+                format_args!(
+                    "this server wants an API key: send the header Authorization: Bearer KEY, or x-api-key: KEY"
+                ),
+            ),
+            Reject::Unauthorized { given: true } => see(
+                Row::request(401).code("invalid_api_key"),
+                format_args!(
+                    "the API key is none of this server's, or not sent as Authorization: Bearer KEY, or x-api-key: KEY"
+                ),
+            ),
+            Reject::NotJson { found } => see(
+                Row::request(415),
+                format_args!("the body is said to be {found}; send JSON, with content-type: application/json"),
+            ),
             Reject::TooManyTexts { place, count, max } => see(
                 LIMIT.param(place.field),
                 format_args!("{place}: {count} texts, one request may hold {max} (limits.texts_max)"),
@@ -633,6 +690,12 @@ impl Reject {
             ),
             Reject::Framing { status, message } => see(Row::request(status).close(), format_args!("{message}")),
             Reject::Deadline => see(Row::request(408).close(), format_args!("the request took too long to arrive")),
+            Reject::Expired { timeout_ms } => see(
+                Row::server(504).code("timeout"),
+                format_args!(
+                    "no answer within {timeout_ms} ms (x-request-timeout-ms, else deadlines.request_ms): given up"
+                ),
+            ),
             Reject::QueueFull => see(
                 Row::new(429, Class::Rate).code("rate_limit_exceeded").retry_after(1),
                 format_args!("the queue is full (batching.queue_tokens_max, limits.jobs_max): try again"),

@@ -64,14 +64,26 @@ impl Readiness {
         }
     }
 
-    /// The body of `GET /health/ready`.
-    pub fn body(self) -> &'static str {
+    fn name(self) -> &'static str {
         match self {
-            Readiness::Starting => "{\"status\":\"starting\"}",
-            Readiness::Ready => "{\"status\":\"ready\"}",
-            Readiness::Draining => "{\"status\":\"draining\"}",
-            Readiness::Dead => "{\"status\":\"device dead\"}",
+            Readiness::Starting => "starting",
+            Readiness::Ready => "ready",
+            Readiness::Draining => "draining",
+            Readiness::Dead => "device dead",
         }
+    }
+
+    /// The body of `GET /health/ready`: the whole, and each device by its name.
+    pub fn write<'a>(self, devices: impl Iterator<Item = (&'a str, bool)>, out: &mut Vec<u8>) {
+        out.extend_from_slice(b"{\"status\":");
+        write::string(out, self.name());
+        out.extend_from_slice(b",\"devices\":{");
+        separated(out, devices, |out, (name, ready)| {
+            write::string(out, name);
+            out.push(b':');
+            write::string(out, if ready { "ready" } else { "dead" });
+        });
+        out.extend_from_slice(b"}}");
     }
 }
 

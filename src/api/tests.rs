@@ -162,37 +162,72 @@ fn routes() {
         ("POST", "/infer/m%69ni", Ok(INFER)),
         ("POST", "/infer/my%20model/%C3%A9", Ok(Route::Infer { model: PROMPTED })),
         ("POST", "/infer/my%20model%2f%c3%a9", Ok(Route::Infer { model: PROMPTED })),
-        ("POST", "/infer/nope", Err("404 model nope not found")),
-        ("POST", "/infer/mini%", Err("404 model mini% not found")),
-        ("POST", "/infer/mini%2", Err("404 model mini%2 not found")),
-        ("POST", "/infer/%zz%+1", Err("404 model %zz%+1 not found")),
-        ("POST", "/infer/a%00%22%ff", Err("404 model a\0\"\u{fffd} not found")),
+        ("POST", "/infer/nope", Err("404 model nope not found; GET /models lists those that are served")),
+        ("POST", "/infer/mini%", Err("404 model mini% not found; GET /models lists those that are served")),
+        ("POST", "/infer/mini%2", Err("404 model mini%2 not found; GET /models lists those that are served")),
+        ("POST", "/infer/%zz%+1", Err("404 model %zz%+1 not found; GET /models lists those that are served")),
+        (
+            "POST",
+            "/infer/a%00%22%ff",
+            Err("404 model a\0\"\u{fffd} not found; GET /models lists those that are served"),
+        ),
         ("GET", "/infer/mini", Err("405 use POST")),
         ("HEAD", "/infer/mini", Err("405 use POST")),
         ("POST", "/v1/embeddings", Ok(V1)),
         ("GET", "/v1/embeddings", Err("405 use POST")),
         ("GET", "/models", Ok(Route::Models)),
         ("HEAD", "/models", Ok(Route::Models)),
-        ("POST", "/models", Err("405 use GET, HEAD")),
-        ("OPTIONS", "/models", Err("405 use GET, HEAD")),
-        ("get", "/models", Err("405 use GET, HEAD")),
+        ("POST", "/models", Err("405 use GET")),
+        ("OPTIONS", "/models", Err("405 use GET")),
+        ("get", "/models", Err("405 use GET")),
         ("GET", "/v1/models", Ok(Route::ModelsOpenAi)),
         ("GET", "/health", Ok(Route::Ready)),
         ("GET", "/health/ready", Ok(Route::Ready)),
         ("HEAD", "/health/live", Ok(Route::Live)),
         ("GET", "/metrics", Ok(Route::Metrics)),
-        ("GET", "/", Err("404 no route /; GET /models lists the models, POST /infer/{model} runs one")),
-        ("POST", "/infer/", Err("404 no route /infer/; GET /models lists the models, POST /infer/{model} runs one")),
-        ("GET", "", Err("404 no route ; GET /models lists the models, POST /infer/{model} runs one")),
+        (
+            "GET",
+            "/",
+            Err(
+                "404 no route /; there are POST /infer/{model}, POST /v1/embeddings, GET /models, /v1/models, /health and /metrics",
+            ),
+        ),
+        (
+            "POST",
+            "/infer/",
+            Err(
+                "404 no route /infer/; there are POST /infer/{model}, POST /v1/embeddings, GET /models, /v1/models, /health and /metrics",
+            ),
+        ),
+        (
+            "GET",
+            "",
+            Err(
+                "404 no route ; there are POST /infer/{model}, POST /v1/embeddings, GET /models, /v1/models, /health and /metrics",
+            ),
+        ),
     ];
     for (method, path, expected) in cases {
         let found = route(method.as_bytes(), path.as_bytes(), &catalog);
         let expected = expected.map_err(String::from);
         assert_eq!(found.map_err(|reject| refusal(reject, Family::Native)), expected, "{method} {path}");
     }
-    assert_eq!(route(b"GET", b"/v1/embeddings", &catalog).unwrap_err().allow(), Some("POST"));
-    assert_eq!(route(b"PUT", b"/health", &catalog).unwrap_err().allow(), Some("GET, HEAD"));
+    assert_eq!(route(b"GET", b"/v1/embeddings", &catalog).unwrap_err().allow(), Some("POST, OPTIONS"));
+    assert_eq!(route(b"PUT", b"/health", &catalog).unwrap_err().allow(), Some("GET, HEAD, OPTIONS"));
     assert_eq!(route(b"GET", b"/no", &catalog).unwrap_err().allow(), None);
+}
+
+#[test]
+fn options_are_those_of_the_path_whether_or_not_its_model_is_served() {
+    let catalog = catalog();
+    let allow = |path: &str| allowed(path.as_bytes(), &catalog).map(Allow::header).map_err(|reject| reject.status());
+    assert_eq!(allow("*"), Ok("GET, HEAD, POST, OPTIONS"));
+    assert_eq!(allow("/infer/mini"), Ok("POST, OPTIONS"));
+    assert_eq!(allow("/infer/nope"), Ok("POST, OPTIONS"));
+    assert_eq!(allow("/v1/embeddings"), Ok("POST, OPTIONS"));
+    assert_eq!(allow("/metrics"), Ok("GET, HEAD, OPTIONS"));
+    assert_eq!(allow("/nowhere"), Err(404));
+    assert_eq!(allow("/infer/"), Err(404));
 }
 
 #[test]
@@ -203,11 +238,11 @@ fn the_error_shape_follows_the_path_even_without_a_route() {
     assert!(openai.iter().all(|path| Family::of(path.as_bytes()) == Family::OpenAi));
     let mut body = Vec::new();
     route(b"POST", b"/infer/nope", &catalog()).unwrap_err().write(Family::Native, &mut body);
-    assert_eq!(body, br#"{"detail":"model nope not found"}"#);
+    assert_eq!(body, br#"{"detail":"model nope not found; GET /models lists those that are served"}"#);
     body.clear();
     Reject::UnknownModel { name: Words::new(b"nope") }.write(Family::OpenAi, &mut body);
     let expected = concat!(
-        r#"{"error":{"message":"model nope not found","type":"invalid_request_error","#,
+        r#"{"error":{"message":"model nope not found; GET /models lists those that are served","type":"invalid_request_error","#,
         r#""param":null,"code":"model_not_found"}}"#
     );
     assert_eq!(String::from_utf8(body).unwrap(), expected);
@@ -402,8 +437,14 @@ fn openai_bodies() {
         (r#"{"input":"a"}"#, format!("400 model is missing: {takes} (model, -)")),
         (r#"{"model":null,"input":"a"}"#, format!("400 model is missing: {takes} (model, -)")),
         (r#"{"model":["mini"],"input":"a"}"#, "400 model: expected a string, found a list (model, -)".into()),
-        (r#"{"model":"nope","input":5}"#, "404 model nope not found (-, model_not_found)".into()),
-        (r#"{"model":"a\"\nb","input":5}"#, "404 model a\"\nb not found (-, model_not_found)".into()),
+        (
+            r#"{"model":"nope","input":5}"#,
+            "404 model nope not found; GET /models lists those that are served (-, model_not_found)".into(),
+        ),
+        (
+            r#"{"model":"a\"\nb","input":5}"#,
+            "404 model a\"\nb not found; GET /models lists those that are served (-, model_not_found)".into(),
+        ),
         (
             r#"{"model":"mini","input":"a","encoding_format":"hex"}"#,
             "400 encoding_format is hex; it can be float or base64 (encoding_format, -)".into(),
@@ -494,9 +535,9 @@ fn bodies_that_are_not_json() {
         (b"".to_vec(), invalid("it is empty, at byte 0")),
         (b" \r\n\t".to_vec(), invalid("it is empty, at byte 0")),
         (b"\xef\xbb\xbf{}".to_vec(), invalid("it begins with a byte order mark, at byte 0")),
-        (b"\xff\xfe{\0}\0".to_vec(), invalid("a syntax error, at byte 0")),
+        (b"\xff\xfe{\0}\0".to_vec(), invalid("it is UTF-16, send UTF-8, at byte 0")),
         (b"{\0}".to_vec(), invalid("a syntax error, at byte 1")),
-        (b"documents=a".to_vec(), invalid("a syntax error, at byte 0")),
+        (b"documents=a".to_vec(), invalid("it does not begin with {, at byte 0")),
         (b"[]".to_vec(), "400 the body must be a JSON object, found a list".into()),
         (b"\"a\"".to_vec(), "400 the body must be a JSON object, found a string".into()),
         (b"null".to_vec(), "400 the body must be a JSON object, found null".into()),
@@ -531,8 +572,8 @@ fn bodies_that_are_not_json() {
         (br#"{"documents":["a", } ]"#.to_vec(), invalid("a syntax error, at byte 19")),
         (br#"{"documents":["a",]}"#.to_vec(), invalid("a syntax error, at byte 18")),
         (br#"{"documents":01}"#.to_vec(), invalid("a number that is malformed or too large, at byte 14")),
-        (br#"{documents:"a"}"#.to_vec(), invalid("a syntax error, at byte 1")),
-        (br#"{'documents':'a'}"#.to_vec(), invalid("a syntax error, at byte 1")),
+        (br#"{documents:"a"}"#.to_vec(), invalid("keys and strings stand in double quotes, at byte 1")),
+        (br#"{'documents':'a'}"#.to_vec(), invalid("keys and strings stand in double quotes, at byte 1")),
         (br#"{"documents":NaN}"#.to_vec(), invalid("a syntax error, at byte 13")),
         (br#"{"documents":tru}"#.to_vec(), invalid("a syntax error, at byte 13")),
         (
@@ -1021,7 +1062,11 @@ fn bodies_of_the_routes_that_run_nothing() {
     use system::Readiness::{Dead, Draining, Ready, Starting};
     for (readiness, status) in [(Starting, 503), (Ready, 200), (Draining, 503), (Dead, 503)] {
         assert_eq!(readiness.status(), status);
-        assert!(serde_json::from_str::<serde_json::Value>(readiness.body()).unwrap()["status"].is_string());
+        let mut body = Vec::new();
+        readiness.write([("cuda:0", true), ("cu\"da", false)].into_iter(), &mut body);
+        let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        assert!(body["status"].is_string());
+        assert_eq!(body["devices"], json!({"cuda:0": "ready", "cu\"da": "dead"}));
     }
 }
 
@@ -1056,6 +1101,9 @@ fn every_reject() -> Vec<Reject> {
         JsonFault::Empty,
         JsonFault::ByteOrderMark,
         JsonFault::NotUtf8,
+        JsonFault::Utf16,
+        JsonFault::NoBrace,
+        JsonFault::Unquoted,
         JsonFault::Syntax,
         JsonFault::Cut,
         JsonFault::Trailing,
@@ -1091,6 +1139,10 @@ fn every_reject() -> Vec<Reject> {
         Reject::UnknownModel { name },
         Reject::UnknownPath { path: name },
         Reject::MethodNotAllowed { allow: Allow::Get },
+        Reject::Unauthorized { given: false },
+        Reject::Unauthorized { given: true },
+        Reject::NotJson { found: name },
+        Reject::Expired { timeout_ms: u32::MAX },
         Reject::TooManyTexts { place, count: u64::MAX, max },
         Reject::TextTooLarge { place, bytes, max },
         Reject::TooManyValues { max },
@@ -1153,4 +1205,9 @@ fn what_a_connection_does_after_a_refusal() {
     assert_eq!(of(Reject::TooManyValues { max: 1 }), (413, false, None));
     assert_eq!(of(Reject::Framing { status: 431, message: "" }), (431, true, None));
     assert_eq!(of(Reject::UnknownPath { path: Words::new(b"/") }), (404, false, None));
+    assert_eq!(of(Reject::Unauthorized { given: true }), (401, false, None));
+    assert_eq!(of(Reject::NotJson { found: Words::new(b"text/html") }), (415, false, None));
+    assert_eq!(of(Reject::Expired { timeout_ms: 5 }), (504, false, None));
+    assert_eq!(Reject::Unauthorized { given: false }.authenticate(), Some("Bearer realm=\"reactrt\""));
+    assert_eq!(Reject::QueueFull.authenticate(), None);
 }

@@ -8,9 +8,12 @@ use std::fmt::Write;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
+use super::keys::KeyList;
 use super::tree::{Node, Value};
 use super::{DeviceName, Devices, Settings, When};
 use crate::device::Layout;
+use crate::journal;
+use crate::log::Level;
 use crate::model::build::shapes::{self, AskedBucket};
 use crate::model::convert::Dtype;
 
@@ -111,6 +114,36 @@ const BODY_BYTES_MAX: u64 = 1 << 30;
 pub const TABLE: &[Key] = &[
     key!("server.host", server.host, Text, "The address to listen on; 0.0.0.0 for all of this machine's."),
     key!("server.port", server.port, Whole(0..=65_535), "0 lets the system choose."),
+    key!(
+        "server.api_keys",
+        server.api_keys,
+        KeyList,
+        "Keys of which every request but those for /health must show one, as Authorization: Bearer KEY or x-api-key: KEY; without it 401. []: everybody may ask. Flags are seen by everybody on the machine; a file or a variable is not."
+    ),
+    key!(
+        "server.api_keys_file",
+        server.api_keys_file,
+        OptionalPath,
+        "A file of further keys, one a line (# begins a comment), read once at start; none."
+    ),
+    key!(
+        "server.cors_origins",
+        server.cors_origins,
+        OriginList,
+        "Web pages that may read answers, by origin: a list such as [https://app.example, http://localhost:3000], or [\"*\"] for all. []: none, browsers keep answers from every page."
+    ),
+    key!(
+        "server.access_log",
+        server.access_log,
+        AccessLog,
+        "Where a line of JSON is written for each request: off, \"-\" for the output, or a file (appended; opened anew when it has been renamed or removed)."
+    ),
+    key!(
+        "server.log_level",
+        server.log_level,
+        LevelWord,
+        "How much the process says of itself on the error stream: error, warn, info or debug."
+    ),
     key!(
         "batching.linger_us",
         batching.linger_us,
@@ -225,7 +258,7 @@ pub const TABLE: &[Key] = &[
         "deadlines.write_ms",
         deadlines.write_ms,
         Whole(1..=MS_MAX),
-        "Without any progress while an answer is being sent."
+        "While an answer is being sent, from one 64 KiB taken by the client to the next, or to its end."
     ),
     key!("deadlines.idle_ms", deadlines.idle_ms, Whole(1..=MS_MAX), "Between two requests of one connection."),
     key!(
@@ -233,6 +266,12 @@ pub const TABLE: &[Key] = &[
         deadlines.drain_ms,
         Whole(0..=MS_MAX),
         "From a stop signal to the process's end, for requests under way."
+    ),
+    key!(
+        "deadlines.request_ms",
+        deadlines.request_ms,
+        MillisecondsOrOff,
+        "From a request's last byte to its answer; beyond it 504, and what has not begun to execute does not. A request's own header X-Request-Timeout-Ms goes over it. off: as long as it takes."
     ),
     key!(auto
         "threads.workers",
@@ -334,7 +373,7 @@ pub const TABLE: &[Key] = &[
 ];
 
 /// Reads and shows values of one kind. The error says what was expected and what was found.
-trait Codec<T> {
+pub(super) trait Codec<T> {
     fn read(&self, node: &Node) -> Result<T, String>;
     fn show(&self, value: &T) -> String;
 }
@@ -600,6 +639,128 @@ impl Codec<PathBuf> for Folder {
     fn show(&self, value: &PathBuf) -> String {
         value.display().to_string()
     }
+}
+
+/// A file's path, or `none`.
+struct OptionalPath;
+
+impl Codec<Option<PathBuf>> for OptionalPath {
+    fn read(&self, node: &Node) -> Result<Option<PathBuf>, String> {
+        match node.is_nothing() || plain(node) == Some("none") {
+            true => Ok(None),
+            false => Text.read(node).map(|text| Some(PathBuf::from(text))),
+        }
+    }
+
+    fn show(&self, value: &Option<PathBuf>) -> String {
+        value.as_ref().map_or_else(|| "none".to_owned(), |path| path.display().to_string())
+    }
+}
+
+/// `off`, `-` or a file's path.
+struct AccessLog;
+
+impl Codec<Option<journal::Target>> for AccessLog {
+    fn read(&self, node: &Node) -> Result<Option<journal::Target>, String> {
+        match plain(node) {
+            Some("off" | "no" | "false") => Ok(None),
+            Some("-") => Ok(Some(journal::Target::StandardOutput)),
+            Some("on" | "yes" | "true") => Err(expected("off, \"-\" for the output, or a file", node)),
+            Some(_) | None => Text.read(node).map(|text| match text.as_str() {
+                "-" => Some(journal::Target::StandardOutput),
+                path => Some(journal::Target::File(PathBuf::from(path))),
+            }),
+        }
+    }
+
+    fn show(&self, value: &Option<journal::Target>) -> String {
+        match value {
+            None => "off".to_owned(),
+            // In quotes, for a bare dash begins a list.
+            Some(journal::Target::StandardOutput) => "\"-\"".to_owned(),
+            Some(journal::Target::File(path)) => path.display().to_string(),
+        }
+    }
+}
+
+struct LevelWord;
+
+impl Codec<Level> for LevelWord {
+    fn read(&self, node: &Node) -> Result<Level, String> {
+        let found = Level::ALL.into_iter().find(|level| plain(node) == Some(level.name()));
+        found.ok_or_else(|| expected("error, warn, info or debug", node))
+    }
+
+    fn show(&self, value: &Level) -> String {
+        value.name().to_owned()
+    }
+}
+
+/// Whole milliseconds, `off` or 0 for none.
+struct MillisecondsOrOff;
+
+impl Codec<Option<u32>> for MillisecondsOrOff {
+    fn read(&self, node: &Node) -> Result<Option<u32>, String> {
+        if plain(node) == Some("off") {
+            return Ok(None);
+        }
+        let whole = Whole(0..=MS_MAX);
+        let number = whole.number(node).map_err(|_| expected(&format!("off or {}", whole.describe()), node))?;
+        Ok(u32::try_from(number).ok().filter(|number| *number > 0))
+    }
+
+    fn show(&self, value: &Option<u32>) -> String {
+        value.map_or_else(|| "off".to_owned(), |number| number.to_string())
+    }
+}
+
+/// Origins of web pages; in a variable or flag the list is written with commas.
+struct OriginList;
+
+/// What fits into an answer's head beside everything else.
+const ORIGIN_BYTES_MAX: usize = 200;
+
+impl Codec<Vec<String>> for OriginList {
+    fn read(&self, node: &Node) -> Result<Vec<String>, String> {
+        const WHAT: &str = "a list of origins such as https://app.example, or [\"*\"]";
+        let texts: Vec<&str> = match &node.value {
+            Value::Scalar { text, .. } if text.is_empty() || text == "[]" => Vec::new(),
+            Value::Scalar { text, .. } => text.trim_matches(['[', ']']).split(',').map(str::trim).collect(),
+            Value::List(items) => {
+                let texts = items.iter().map(|item| match &item.value {
+                    Value::Scalar { text, .. } => Ok(text.as_str()),
+                    Value::List(_) | Value::Map(_) => Err(expected("an origin", item)),
+                });
+                texts.collect::<Result<_, _>>()?
+            }
+            Value::Map(_) => return Err(expected(WHAT, node)),
+        };
+        texts.into_iter().map(origin).collect()
+    }
+
+    fn show(&self, value: &Vec<String>) -> String {
+        format!(
+            "[{}]",
+            value.iter().map(|origin| if origin == "*" { "\"*\"" } else { origin }).collect::<Vec<_>>().join(", ")
+        )
+    }
+}
+
+/// Scheme, host and port, as browsers send it: in lower case and without a path.
+fn origin(text: &str) -> Result<String, String> {
+    let host = text.split_once("://").map_or("", |(_, host)| host);
+    let is_origin = !host.is_empty() && !host.contains(['/', '?', '#', '@']);
+    let fits = text.len() <= ORIGIN_BYTES_MAX && text.bytes().all(|byte| byte.is_ascii_graphic());
+    if matches!(text, "*" | "null") || is_origin && fits {
+        return Ok(text.to_ascii_lowercase());
+    }
+    if let Some((scheme, rest)) = text.split_once("://")
+        && let Some((host, _)) = rest.split_once('/')
+        && fits
+    {
+        return Err(format!("{text:?} is more than an origin; did you mean {:?}?", format!("{scheme}://{host}")));
+    }
+    Err(format!("{text:?} is no origin such as https://app.example"))
 }
 
 struct WhenWord;

@@ -192,7 +192,7 @@ impl Backend for Cuda {
         let kernels = match engine.kernel_cache(kept.as_deref()) {
             Ok(kernels) => kernels,
             Err(error) => {
-                eprintln!("warning: {}: {error}; they are compiled anew", file.display());
+                crate::log::warn(format_args!("{}: {error}; they are compiled anew", file.display()));
                 kept = None;
                 engine.kernel_cache(None)?
             }
@@ -214,7 +214,10 @@ impl Backend for Cuda {
             return;
         }
         if let Err(error) = write_kernels(&engine.file, &bytes) {
-            eprintln!("warning: {}: {error}; kernels are compiled again at the next start", engine.file.display());
+            crate::log::warn(format_args!(
+                "{}: {error}; kernels are compiled again at the next start",
+                engine.file.display()
+            ));
         }
     }
 

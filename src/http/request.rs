@@ -78,6 +78,12 @@ pub struct Head {
     pub expects_continue: bool,
     /// Bytes; `None` exactly when the body is chunked.
     pub body_bytes: Option<u32>,
+    /// `x-api-key`.
+    pub api_key: Option<Span>,
+    /// `origin`: the web page that a browser asks for.
+    pub origin: Option<Span>,
+    /// `access-control-request-headers`: what a browser asks leave to send.
+    pub asked_headers: Option<Span>,
 }
 
 /// A request with its body, complete in the connection's buffer.
@@ -133,6 +139,9 @@ pub(super) fn parse(bytes: &[u8], start: usize, end: usize, limits: &Limits) -> 
         // To HTTP/1.0 the expectation means nothing, and without a body there is nothing to wait for (RFC 9110, 10.1.1).
         expects_continue: fields.expects_continue && version == Version::Current && body_bytes != Some(0),
         body_bytes,
+        api_key: fields.api_key,
+        origin: fields.origin,
+        asked_headers: fields.asked_headers,
     })
 }
 
@@ -231,6 +240,9 @@ struct Fields {
     authorization: Option<Span>,
     request_id: Option<Span>,
     timeout_ms: Option<u32>,
+    api_key: Option<Span>,
+    origin: Option<Span>,
+    asked_headers: Option<Span>,
     expects_continue: bool,
     close: bool,
     keep_alive: bool,
@@ -257,6 +269,8 @@ impl Fields {
                 self.expects_continue = value.eq_ignore_ascii_case(b"100-continue");
                 if self.expects_continue { Ok(()) } else { Err(Refusal::ExpectationUnsupported) }
             }
+            6 if is("origin") => once(&mut self.origin, span_in(bytes, value), Refusal::HeaderRepeated),
+            9 if is("x-api-key") => once(&mut self.api_key, span_in(bytes, value), Refusal::HeaderRepeated),
             10 if is("connection") => {
                 for option in value.split(|&byte| byte == b',').map(<[u8]>::trim_ascii) {
                     self.close |= option.eq_ignore_ascii_case(b"close");
@@ -288,6 +302,11 @@ impl Fields {
             20 if is("x-request-timeout-ms") => {
                 let timeout_ms = decimal(value).and_then(|number| u32::try_from(number).ok());
                 once(&mut self.timeout_ms, timeout_ms.ok_or(Refusal::TimeoutInvalid)?, Refusal::HeaderRepeated)
+            }
+            30 if is("access-control-request-headers") => {
+                // A list, which may come in several fields; the first is enough for whoever asks this.
+                self.asked_headers.get_or_insert(span_in(bytes, value));
+                Ok(())
             }
             _ => Ok(()),
         }
@@ -348,7 +367,8 @@ fn decimal(digits: &[u8]) -> Option<u64> {
 pub(super) fn is_trailer(line: &[u8]) -> bool {
     let Some(colon) = memchr(b':', line) else { return false };
     let (name, value) = (&line[..colon], &line[colon + 1..]);
-    let forbidden = ["content-length", "transfer-encoding", "host", "trailer", "content-encoding", "authorization"];
+    let forbidden =
+        ["content-length", "transfer-encoding", "host", "trailer", "content-encoding", "authorization", "x-api-key"];
     !name.is_empty()
         && name.iter().all(|&byte| is_token_byte(byte))
         && value.iter().all(|&byte| is_value_byte(byte))

@@ -1,14 +1,34 @@
 //! Connections: from readiness to requests, from answers to bytes on the wire.
 
 use std::io;
+use std::sync::atomic::Ordering;
 
-use super::{ConnectionId, Event, Kind, LINGER_BYTES_MAX, Life, Network, READ_BYTES_MAX, Reactor, TURN_BYTES_MAX};
-use crate::api::{self, Family, Reject, Route};
+use super::{
+    ConnectionId, Event, Kind, LINGER_BYTES_MAX, Life, Network, READ_BYTES_MAX, Reactor, TURN_BYTES_ALL_MAX,
+    TURN_BYTES_MAX, since_epoch,
+};
+use crate::api::gate::{self, Origins, Permit};
+use crate::api::{self, Allow, Family, Reject, Route};
 use crate::http::{self, Head, Method, Phase, Request, ResponseHead, Step};
 use crate::job::{Buffer, JobKey};
+use crate::journal;
 
 /// A body up to this size is read to its end even if its head was refused, so that the connection can be kept.
 const REFUSED_BODY_BYTES_MAX: u32 = 64 << 10;
+
+/// What a client must take of an answer for its time to begin anew: one that takes a byte now and then holds the answer's
+/// buffer no longer than one that takes nothing.
+const WRITE_PROGRESS_BYTES: usize = 64 << 10;
+
+/// What a web page may send, where its browser does not say what it would; and how much of that is repeated.
+const ASKED_HEADERS: &[u8] = b"authorization, content-type, x-api-key, x-request-id, x-request-timeout-ms";
+const ASKED_HEADERS_BYTES_MAX: usize = 512;
+
+/// How long a browser need not ask again; none keeps it longer than two hours.
+const PREFLIGHT_S: u64 = 7_200;
+
+/// What an access log says of a request whose client went away; never sent.
+const STATUS_CLIENT_GONE: u16 = 499;
 
 /// One client. Without a request it holds no buffer: 10,000 idle ones are 10,000 of these.
 #[derive(Debug)]
@@ -21,12 +41,16 @@ pub(super) struct Connection {
     /// Bytes to be written, the first `written` of them done; capacity 0 while there are none.
     output: Buffer,
     written: usize,
+    /// Bytes written since the deadline for writing was last set.
+    progress: usize,
     pub(super) job: Option<JobKey>,
     /// True exactly when the socket may hold bytes, or an end, that no edge will announce again.
     readable: bool,
     /// The peer has sent its last byte.
     peer_closed: bool,
     closing: Closing,
+    /// True exactly when a request has been answered on it.
+    answered: bool,
     listed_again: bool,
     listed_dirty: bool,
 }
@@ -51,10 +75,12 @@ impl Connection {
             input: Buffer::new(),
             output: Buffer::new(),
             written: 0,
+            progress: 0,
             job: None,
             readable: false,
             peer_closed: false,
             closing: Closing::No,
+            answered: false,
             listed_again: false,
             listed_dirty: false,
         }
@@ -71,13 +97,13 @@ impl Connection {
 }
 
 /// The method's name on the wire; what is none of ours is refused by the route.
-fn name(method: Method) -> &'static [u8] {
+fn name(method: Method) -> &'static str {
     match method {
-        Method::Get => b"GET",
-        Method::Head => b"HEAD",
-        Method::Post => b"POST",
-        Method::Options => b"OPTIONS",
-        Method::Other => b"",
+        Method::Get => "GET",
+        Method::Head => "HEAD",
+        Method::Post => "POST",
+        Method::Options => "OPTIONS",
+        Method::Other => "",
     }
 }
 
@@ -97,6 +123,28 @@ pub(super) struct Asked {
     /// The model, where the path names one.
     pub(super) model: Option<u32>,
     pub(super) request_id: RequestId,
+    /// What the answer says of the web page that asked.
+    pub(super) permit: Permit,
+}
+
+/// Where a head leads.
+#[derive(Clone, Copy, Debug)]
+enum Lead {
+    Route(Route),
+    /// It asks what may be asked.
+    Options(Allow),
+}
+
+/// The fields that let a web page read an answer.
+pub(super) fn permitted<'a>(head: ResponseHead<'a>, origins: &Origins, permit: Permit) -> ResponseHead<'a> {
+    let Some(origin) = origins.value(permit) else { return head };
+    let head = head.header("access-control-allow-origin", origin.as_bytes());
+    let head =
+        head.header("access-control-expose-headers", b"x-request-id, x-truncated-texts, server-timing, retry-after");
+    match permit {
+        Permit::Listed(_) => head.header("vary", b"origin"),
+        Permit::Any | Permit::None => head,
+    }
 }
 
 /// The `x-request-id` of an answer: the client's own or one we made.
@@ -164,7 +212,7 @@ impl<N: Network> Reactor<N> {
         // There may be room, and a file descriptor, for one that waits.
         self.accepts = true;
         if let Some(job) = job {
-            self.cancel(job);
+            self.cancel(slot, job);
         }
     }
 
@@ -179,7 +227,6 @@ impl<N: Network> Reactor<N> {
         let writes = event.writable && connection.has_output();
         if event.closed && connection.job.is_some() {
             // Nobody is left to read the answer, so nobody computes it.
-            self.parts.metrics.jobs_cancelled += 1;
             return self.close(id.slot);
         }
         if writes {
@@ -192,7 +239,7 @@ impl<N: Network> Reactor<N> {
 
     pub(super) fn list_again(&mut self, slot: u32) {
         if !std::mem::replace(&mut self.connections[slot as usize].listed_again, true) {
-            self.again.push(slot);
+            self.again.push_back(slot);
         }
     }
 
@@ -202,10 +249,15 @@ impl<N: Network> Reactor<N> {
         }
     }
 
-    /// Lets every listed connection go on; those that list themselves again do so for the next turn.
+    /// Lets the listed connections go on, as far as this turn's bytes reach. Those that list themselves again do so for the
+    /// next turn, behind those that had none.
     pub(super) fn go_on(&mut self, now_ns: u64) {
-        std::mem::swap(&mut self.again, &mut self.again_now);
-        while let Some(slot) = self.again_now.pop() {
+        self.turn_bytes_left = TURN_BYTES_ALL_MAX;
+        for _ in 0..self.again.len() {
+            if self.turn_bytes_left == 0 {
+                return;
+            }
+            let slot = self.again.pop_front().expect("so many are listed");
             self.connections[slot as usize].listed_again = false;
             if self.connections[slot as usize].open {
                 self.pump(slot, now_ns);
@@ -213,9 +265,14 @@ impl<N: Network> Reactor<N> {
         }
     }
 
+    /// What a connection may read now.
+    fn budget(&self) -> usize {
+        TURN_BYTES_MAX.min(self.turn_bytes_left)
+    }
+
     /// Reads and takes requests until the connection waits for bytes, for an answer or for its next turn.
     fn pump(&mut self, slot: u32, now_ns: u64) {
-        let mut budget = TURN_BYTES_MAX;
+        let mut budget = self.budget();
         loop {
             let connection = &mut self.connections[slot as usize];
             if !connection.open {
@@ -280,6 +337,7 @@ impl<N: Network> Reactor<N> {
             Ok(0) => self.end_of_input(slot),
             Ok(read) => {
                 *budget -= read;
+                self.turn_bytes_left -= read;
                 // A short read has emptied the socket: the next byte is a new edge. An end that has been announced
                 // already is not, so it must be read.
                 connection.readable = read == room || connection.peer_closed;
@@ -322,8 +380,9 @@ impl<N: Network> Reactor<N> {
             return self.deadlines.clear(slot);
         }
         match connection.http.phase() {
-            // A draining server waits for nobody's next request.
-            Phase::Idle if self.life != Life::Serving => self.close(slot),
+            // A draining server waits for nobody's next request, and for a first one shortly.
+            Phase::Idle if self.life != Life::Serving && connection.answered => self.close(slot),
+            Phase::Idle if self.life != Life::Serving => self.deadlines.start(slot, Kind::Parting, now_ns),
             Phase::Idle => self.deadlines.start(slot, Kind::Idle, now_ns),
             Phase::Head => self.deadlines.start(slot, Kind::Head, now_ns),
             Phase::Body => self.deadlines.start(slot, Kind::Body, now_ns),
@@ -337,7 +396,7 @@ impl<N: Network> Reactor<N> {
                 self.refuse_bytes(slot, Reject::Deadline, now_ns);
                 self.settle(slot, now_ns);
             }
-            Kind::Idle | Kind::Write | Kind::Linger => self.close(slot),
+            Kind::Idle | Kind::Write | Kind::Linger | Kind::Parting => self.close(slot),
         }
     }
 
@@ -347,20 +406,41 @@ impl<N: Network> Reactor<N> {
         if !costly {
             return;
         }
-        let (route, asked) = self.look_up(slot, head);
-        if let Err(reject) = route {
+        let (lead, asked) = self.look_up(slot, head);
+        if let Err(reject) = lead {
+            let bytes_in = self.connections[slot as usize].input.len();
+            self.begin_line(slot, &head, bytes_in, now_ns);
             self.refuse(slot, asked, reject, now_ns);
         }
     }
 
     /// Where a head leads, and what an answer to it must look like.
-    fn look_up(&mut self, slot: u32, head: Head) -> (Result<Route, Reject>, Asked) {
+    fn look_up(&mut self, slot: u32, head: Head) -> (Result<Lead, Reject>, Asked) {
         let made = self.next_request_id();
         let input = &self.connections[slot as usize].input;
-        let path = head.path.of(input);
-        let request_id = head.request_id.map_or(made, |span| RequestId::new(span.of(input)));
-        let asked = Asked { method: head.method, family: Family::of(path), model: None, request_id };
-        (api::route(name(head.method), path, &self.parts.catalog), asked)
+        let policy = &self.parts.policy;
+        let of = |span: http::Span| span.of(input);
+        let path = of(head.path);
+        let asked = Asked {
+            method: head.method,
+            family: Family::of(path),
+            model: None,
+            request_id: head.request_id.map_or(made, |span| RequestId::new(of(span))),
+            permit: policy.origins.permit(head.origin.map(of)),
+        };
+        if head.method == Method::Options {
+            // Asked by browsers on behalf of pages, without the page's key.
+            return (api::allowed(path, &self.parts.catalog).map(Lead::Options), asked);
+        }
+        let lead = policy.keys.check(path, head.authorization.map(of), head.api_key.map(of)).and_then(|()| {
+            let route = api::route(name(head.method).as_bytes(), path, &self.parts.catalog)?;
+            match route {
+                Route::Infer { .. } | Route::Embeddings => gate::check_content_type(head.content_type.map(of))?,
+                Route::Models | Route::ModelsOpenAi | Route::Ready | Route::Live | Route::Metrics => {}
+            }
+            Ok(Lead::Route(route))
+        });
+        (lead, asked)
     }
 
     fn next_request_id(&mut self) -> RequestId {
@@ -373,19 +453,48 @@ impl<N: Network> Reactor<N> {
         if self.life != Life::Serving {
             self.connections[slot as usize].http.close_after_answer();
         }
-        let (route, asked) = self.look_up(slot, request.head);
-        match route {
-            Ok(route @ (Route::Infer { .. } | Route::Embeddings)) => {
+        let (lead, asked) = self.look_up(slot, request.head);
+        self.begin_line(slot, &request.head, request.consumed as usize, now_ns);
+        match lead {
+            Ok(Lead::Route(route @ (Route::Infer { .. } | Route::Embeddings))) => {
                 if self.connections[slot as usize].peer_closed {
                     // Whoever has closed already reads no answer, so nobody computes it.
-                    self.parts.metrics.jobs_cancelled += 1;
+                    self.client_gone(slot, &asked);
                     return self.end_of_input(slot);
                 }
                 self.start_job(slot, route, request, Asked { model: model(route), ..asked }, now_ns);
             }
-            Ok(route) => self.answer_directly(slot, route, &asked, now_ns),
+            Ok(Lead::Route(route)) => self.answer_directly(slot, route, &asked, now_ns),
+            Ok(Lead::Options(allow)) => self.answer_options(slot, allow, request.head, &asked, now_ns),
             Err(reject) => self.refuse(slot, asked, reject, now_ns),
         }
+    }
+
+    /// What may be asked of a path, and for a web page that may ask, with what.
+    fn answer_options(&mut self, slot: u32, allow: Allow, head: Head, asked: &Asked, now_ns: u64) {
+        // A copy, as the answer may move what the connection holds.
+        let mut headers = [0; ASKED_HEADERS_BYTES_MAX];
+        let said = head.asked_headers.map(|span| span.of(&self.connections[slot as usize].input)).unwrap_or_default();
+        let headers = match headers.get_mut(..said.len()) {
+            Some(place) if !said.is_empty() => {
+                place.copy_from_slice(said);
+                &*place
+            }
+            Some(_) | None => ASKED_HEADERS,
+        };
+        self.parts.metrics.count_answer(None, 200);
+        let consumed = self.answer(slot, 200, asked, b"", now_ns, |response| {
+            let response = response.header("allow", allow.header().as_bytes());
+            match asked.permit {
+                Permit::None => response,
+                Permit::Any | Permit::Listed(_) => response
+                    .header("access-control-allow-methods", allow.header().as_bytes())
+                    .header("access-control-allow-headers", headers)
+                    .number("access-control-max-age", PREFLIGHT_S),
+            }
+        });
+        self.end_direct_line(slot, 200, asked, now_ns);
+        self.release(slot, consumed);
     }
 
     /// Routes that the reactor knows the answer of.
@@ -400,7 +509,8 @@ impl<N: Network> Reactor<N> {
             Route::Ready => {
                 let readiness = self.readiness();
                 status = readiness.status();
-                body.extend_from_slice(readiness.body().as_bytes());
+                let ready = self.parts.devices.iter().map(|device| device.ready.load(Ordering::Relaxed));
+                readiness.write(self.parts.metrics.device_names().zip(ready), &mut body);
             }
             Route::Metrics => {
                 content_type = "text/plain; version=0.0.4; charset=utf-8";
@@ -410,6 +520,7 @@ impl<N: Network> Reactor<N> {
         }
         self.parts.metrics.count_answer(None, status);
         let consumed = self.answer(slot, status, asked, &body, now_ns, |head| head.content_type(content_type));
+        self.end_direct_line(slot, status, asked, now_ns);
         self.release(slot, consumed);
         self.body = body;
     }
@@ -423,12 +534,10 @@ impl<N: Network> Reactor<N> {
     /// Answers bytes that are no complete request with an error; the connection ends.
     fn refuse_bytes(&mut self, slot: u32, reject: Reject, now_ns: u64) {
         let request_id = self.next_request_id();
-        self.refuse(
-            slot,
-            Asked { method: Method::Get, family: Family::Native, model: None, request_id },
-            reject,
-            now_ns,
-        );
+        let asked =
+            Asked { method: Method::Get, family: Family::Native, model: None, request_id, permit: Permit::None };
+        self.begin_torn_line(slot, now_ns);
+        self.refuse(slot, asked, reject, now_ns);
     }
 
     /// Queues an error in its family's shape. Returns the bytes of input that belong to its request.
@@ -459,8 +568,13 @@ impl<N: Network> Reactor<N> {
             if let Some(methods) = reject.allow() {
                 head = head.header("allow", methods.as_bytes());
             }
+            if let Some(scheme) = reject.authenticate() {
+                head = head.header("www-authenticate", scheme.as_bytes());
+            }
             head
         });
+        let bytes_out = self.head.len();
+        self.end_line(slot, asked, status, bytes_out, stages, now_ns);
         self.body = body;
         consumed
     }
@@ -484,6 +598,7 @@ impl<N: Network> Reactor<N> {
             response = response.date(date);
         }
         response = response.header("x-request-id", asked.request_id.bytes());
+        response = permitted(response, &self.parts.policy.origins, asked.permit);
         fields(response).finish_with(body, asked.method, persistence);
         self.append(slot, &head, now_ns);
         self.head = head;
@@ -503,6 +618,7 @@ impl<N: Network> Reactor<N> {
     /// The request's answer is queued: the next may be read, or the connection ends after it.
     pub(super) fn finish_request(&mut self, slot: u32) -> usize {
         let connection = &mut self.connections[slot as usize];
+        connection.answered = true;
         let finished = connection.http.finish();
         if !finished.keep_alive {
             connection.closing = Closing::AfterOutput;
@@ -518,7 +634,7 @@ impl<N: Network> Reactor<N> {
             return self.close(slot);
         }
         connection.output.extend_from_slice(bytes);
-        self.deadlines.set(slot, Kind::Write, now_ns);
+        self.deadlines.start(slot, Kind::Write, now_ns);
         self.list_dirty(slot);
     }
 
@@ -533,6 +649,7 @@ impl<N: Network> Reactor<N> {
         }
         let old = std::mem::replace(&mut connection.output, output);
         connection.written = start;
+        connection.progress = 0;
         self.parts.buffers.put(old);
         self.deadlines.set(slot, Kind::Write, now_ns);
         self.list_dirty(slot);
@@ -556,8 +673,12 @@ impl<N: Network> Reactor<N> {
         match self.network.write(slot, &connection.output[connection.written..end]) {
             Ok(written) => {
                 connection.written += written;
+                connection.progress += written;
                 if connection.has_output() {
-                    self.deadlines.set(slot, Kind::Write, now_ns);
+                    if connection.progress >= WRITE_PROGRESS_BYTES {
+                        connection.progress = 0;
+                        self.deadlines.set(slot, Kind::Write, now_ns);
+                    }
                     if connection.written == end {
                         // The budget ended before the socket's room did: no edge will come.
                         self.list_again(slot);
@@ -575,7 +696,7 @@ impl<N: Network> Reactor<N> {
     fn output_written(&mut self, slot: u32, now_ns: u64) {
         let connection = &mut self.connections[slot as usize];
         self.parts.buffers.put(std::mem::take(&mut connection.output));
-        connection.written = 0;
+        (connection.written, connection.progress) = (0, 0);
         if connection.closing != Closing::No {
             if connection.peer_closed && !connection.readable {
                 return self.close(slot);
@@ -604,7 +725,7 @@ impl<N: Network> Reactor<N> {
 
     /// Reads and throws away what a refused client still sends, within bounds.
     fn discard(&mut self, slot: u32) {
-        let mut budget = TURN_BYTES_MAX;
+        let mut budget = self.budget();
         let mut waste = [0; 4096];
         while self.connections[slot as usize].readable {
             match self.network.read(slot, &mut waste) {
@@ -617,6 +738,7 @@ impl<N: Network> Reactor<N> {
                         return self.close(slot);
                     }
                     budget = budget.saturating_sub(read);
+                    self.turn_bytes_left = self.turn_bytes_left.saturating_sub(read);
                     if budget == 0 {
                         return self.list_again(slot);
                     }
@@ -638,6 +760,82 @@ impl<N: Network> Reactor<N> {
         remaining.extend_from_slice(&connection.input[consumed..]);
         connection.input.truncate(consumed);
         Some(std::mem::replace(&mut connection.input, remaining))
+    }
+}
+
+/// What the access log is told, where there is one.
+impl<N: Network> Reactor<N> {
+    /// A request with this head, of so many bytes, has come.
+    fn begin_line(&mut self, slot: u32, head: &Head, bytes_in: usize, now_ns: u64) {
+        let Some(journal) = &mut self.parts.policy.journal else { return };
+        let input = &self.connections[slot as usize].input;
+        let end = head.path.range().end.max(head.query.range().end);
+        journal.begin(
+            slot,
+            journal::Asked {
+                arrived_ns: now_ns,
+                remote: self.network.peer(slot),
+                method: name(head.method),
+                target: &input[head.path.range().start..end],
+                bytes_in: bytes_in as u64,
+            },
+        );
+    }
+
+    /// What has come is no request: its first line is what there is to tell.
+    fn begin_torn_line(&mut self, slot: u32, now_ns: u64) {
+        let Some(journal) = &mut self.parts.policy.journal else { return };
+        let input = &self.connections[slot as usize].input;
+        let line = input.split(|&byte| byte == b'\r' || byte == b'\n').find(|line| !line.is_empty());
+        journal.begin(
+            slot,
+            journal::Asked {
+                arrived_ns: now_ns,
+                remote: self.network.peer(slot),
+                method: "",
+                target: line.unwrap_or_default(),
+                bytes_in: input.len() as u64,
+            },
+        );
+    }
+
+    /// The request of [`begin_line`](Self::begin_line) is answered.
+    pub(super) fn end_line(
+        &mut self,
+        slot: u32,
+        asked: &Asked,
+        status: u16,
+        bytes_out: usize,
+        stages: &[(&'static str, u64)],
+        now_ns: u64,
+    ) {
+        let Some(journal) = &mut self.parts.policy.journal else { return };
+        let mut stages_ns = [0; journal::STAGES.len()];
+        stages_ns.iter_mut().zip(stages).for_each(|(place, (_, duration_ns))| *place = *duration_ns);
+        journal.end(
+            slot,
+            journal::Answered {
+                status,
+                bytes_out: bytes_out as u64,
+                now_ns: self.clock.now_ns().max(now_ns),
+                unix_ns: since_epoch().as_nanos() as u64,
+                stages_ns: (!stages.is_empty()).then_some(stages_ns),
+                request_id: asked.request_id.bytes(),
+                model: asked.model,
+            },
+        );
+    }
+
+    /// The same for an answer that the reactor has just made up in `head`.
+    fn end_direct_line(&mut self, slot: u32, status: u16, asked: &Asked, now_ns: u64) {
+        let bytes_out = self.head.len();
+        self.end_line(slot, asked, status, bytes_out, &[], now_ns);
+    }
+
+    /// Its client went away before it was answered.
+    pub(super) fn client_gone(&mut self, slot: u32, asked: &Asked) {
+        self.parts.metrics.jobs_cancelled += 1;
+        self.end_line(slot, asked, STATUS_CLIENT_GONE, 0, &[], 0);
     }
 }
 

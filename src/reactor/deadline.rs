@@ -17,9 +17,11 @@ pub enum Kind {
     Write,
     /// To read an answer after which the connection closes.
     Linger,
+    /// To say something, for who comes while the server drains.
+    Parting,
 }
 
-const KINDS: usize = 5;
+const KINDS: usize = 6;
 const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
@@ -44,8 +46,10 @@ pub struct Deadlines {
 }
 
 impl Deadlines {
-    /// `durations_ns` in the order of [`Kind`].
-    pub fn new(connections_max: usize, durations_ns: [u64; KINDS]) -> Deadlines {
+    /// `durations_ns` in the order of [`Kind`], and the last one's.
+    pub fn new(connections_max: usize, durations_ns: [u64; KINDS - 1], parting_ns: u64) -> Deadlines {
+        let [idle, head, body, write, linger] = durations_ns;
+        let durations_ns = [idle, head, body, write, linger, parting_ns];
         Deadlines {
             nodes: vec![Node { previous: NONE, next: NONE, due_ns: 0, kind: None }; connections_max],
             lists: durations_ns.map(|duration_ns| List { first: NONE, last: NONE, duration_ns }),
@@ -111,7 +115,7 @@ mod tests {
 
     #[test]
     fn deadlines_fall_due_in_order_of_time_whatever_their_kind() {
-        let mut deadlines = Deadlines::new(8, [100, 10, 50, 30, 5]);
+        let mut deadlines = Deadlines::new(8, [100, 10, 50, 30, 5], 3);
         deadlines.set(0, Kind::Idle, 0);
         deadlines.set(1, Kind::Head, 1);
         deadlines.set(2, Kind::Head, 2);
@@ -133,9 +137,9 @@ mod tests {
 
     #[test]
     fn lists_agree_with_a_plain_table() {
-        let durations = [40, 10, 20, 30, 5];
-        let kinds = [Kind::Idle, Kind::Head, Kind::Body, Kind::Write, Kind::Linger];
-        let mut deadlines = Deadlines::new(16, durations);
+        let durations = [40, 10, 20, 30, 5, 3];
+        let kinds = [Kind::Idle, Kind::Head, Kind::Body, Kind::Write, Kind::Linger, Kind::Parting];
+        let mut deadlines = Deadlines::new(16, [40, 10, 20, 30, 5], 3);
         let mut table = [None::<u64>; 16];
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
         for now_ns in 0..20_000 {
@@ -143,7 +147,7 @@ mod tests {
             state ^= state >> 7;
             state ^= state << 17;
             let connection = (state % 16) as u32;
-            let kind = kinds[(state >> 8) as usize % 5];
+            let kind = kinds[(state >> 8) as usize % kinds.len()];
             if (state >> 16).is_multiple_of(4) {
                 deadlines.clear(connection);
                 table[connection as usize] = None;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::connections::Asked;
+use super::connections::{Asked, permitted};
 use super::{ConnectionId, ENCODED_HERE_BYTES, Life, Network, Reactor, STARVED_NS_MAX};
 use crate::api::{self, Reject, Route};
 use crate::http::{Request, ResponseHead};
@@ -33,6 +33,8 @@ pub(super) struct Job {
     queued_ns: u64,
     started_ns: u64,
     done_ns: u64,
+    /// How long it may take, from its complete body.
+    timeout_ms: Option<u32>,
 }
 
 impl Job {
@@ -51,6 +53,7 @@ impl Job {
             queued_ns: u64::MAX,
             started_ns: u64::MAX,
             done_ns: 0,
+            timeout_ms: None,
         }
     }
 }
@@ -80,7 +83,8 @@ const BYTES_PER_PIECE: usize = 1024;
 impl<N: Network> Reactor<N> {
     /// Makes a request a job and sends it to a worker.
     pub(super) fn start_job(&mut self, slot: u32, route: Route, request: Request, asked: Asked, now_ns: u64) {
-        if let Err(reject) = self.admit() {
+        let timeout_ms = request.head.timeout_ms.or(self.parts.policy.request_ms);
+        if let Err(reject) = self.admit(timeout_ms) {
             return self.refuse(slot, asked, reject, now_ns);
         }
         let Some(mut bytes) = self.take_request(slot, request.consumed as usize) else {
@@ -109,14 +113,18 @@ impl<N: Network> Reactor<N> {
             body: Some(body),
             asked: Some(asked),
             queue_tokens,
+            timeout_ms,
             ..Job::new()
         };
         self.deadlines.clear(slot);
+        if let Some(timeout_ms) = timeout_ms {
+            self.timeouts.set(index, now_ns + u64::from(timeout_ms) * 1_000_000);
+        }
         self.unlent.push_back(index);
         self.lend();
     }
 
-    fn admit(&self) -> Result<(), Reject> {
+    fn admit(&mut self, timeout_ms: Option<u32>) -> Result<(), Reject> {
         if self.life != Life::Serving {
             return Err(Reject::Draining);
         }
@@ -127,7 +135,18 @@ impl<N: Network> Reactor<N> {
         if !room || self.queue_tokens >= self.limits.queue_tokens_max {
             return Err(Reject::QueueFull);
         }
+        if timeout_ms == Some(0) {
+            self.parts.metrics.requests_expired += 1;
+            return Err(Reject::Expired { timeout_ms: 0 });
+        }
         Ok(())
+    }
+
+    /// The time of the job in this slot is up. What of it waits for a device is dropped when its turn comes.
+    pub(super) fn give_up(&mut self, slot: u32, now_ns: u64) {
+        let timeout_ms = self.jobs[slot as usize].timeout_ms.unwrap_or_default();
+        self.parts.metrics.requests_expired += 1;
+        self.fail(self.parts.generations.key(slot), Reject::Expired { timeout_ms }, now_ns);
     }
 
     fn least_busy_worker(&self) -> usize {
@@ -357,6 +376,7 @@ impl<N: Network> Reactor<N> {
         }
         response = response.header("x-request-id", asked.request_id.bytes());
         response = response.content_type("application/json").server_timing(&stages);
+        response = permitted(response, &self.parts.policy.origins, asked.permit);
         if body.truncated > 0 {
             response = response.number("x-truncated-texts", body.truncated.into());
         }
@@ -367,6 +387,8 @@ impl<N: Network> Reactor<N> {
         self.head = head;
         self.put_away(body);
         self.end(key);
+        let asked = Asked { model: Some(outline.model), ..asked };
+        self.end_line(slot, &asked, 200, answer.len() - start, &stages, now_ns);
         self.finish_request(slot);
         self.queue_output(slot, answer, start, now_ns);
     }
@@ -389,11 +411,15 @@ impl<N: Network> Reactor<N> {
         }
     }
 
-    /// The job's client is gone.
-    pub(super) fn cancel(&mut self, key: JobKey) {
-        if self.parts.generations.is_live(key) {
-            self.end(key);
+    /// The job's client, at this connection, is gone.
+    pub(super) fn cancel(&mut self, slot: u32, key: JobKey) {
+        if !self.parts.generations.is_live(key) {
+            return;
         }
+        if let Some(asked) = self.jobs[key.slot as usize].asked {
+            self.client_gone(slot, &asked);
+        }
+        self.end(key);
     }
 
     /// Frees the job's slot. What is still on its way finds a newer generation there.
@@ -402,6 +428,7 @@ impl<N: Network> Reactor<N> {
         self.parts.generations.end(key.slot);
         let job = std::mem::replace(&mut self.jobs[key.slot as usize], Job::new());
         self.queue_tokens -= job.queue_tokens;
+        self.timeouts.clear(key.slot);
         self.forget_waiting(key.slot);
         self.parts.buffers.put(job.values);
         if let Some(body) = job.body {

@@ -6,7 +6,7 @@
 //!
 //! Invariants: a connection leaves a turn having read less than it offered room for (then the next byte is a new edge), or
 //! on the `again` list, or paused until its answer is queued. Answers are written once per turn. At most
-//! `TURN_BYTES_MAX` per connection and turn. After start nothing here allocates. A job is answered exactly once: when its
+//! `TURN_BYTES_MAX` per connection and turn, and about `TURN_BYTES_ALL_MAX` of all of them. After start nothing here allocates. A job is answered exactly once: when its
 //! body and its last piece are home, or at its first failure; then its slot's generation ends, and whatever of it is still
 //! on its way is only put away when it arrives.
 //!
@@ -16,17 +16,21 @@ mod connections;
 mod deadline;
 mod jobs;
 mod sockets;
+mod timeouts;
 
 use std::collections::VecDeque;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::api::Catalog;
+use crate::api::gate::{Keys, Origins};
 use crate::api::system::Readiness;
-use crate::clock::Clock;
+use crate::clock::{Civil, Clock};
 use crate::http;
 use crate::job::{Body, Buffers, Generations, JobKey, Piece, ToReactor, ToWorker};
+use crate::journal::Journal;
 use crate::metrics::{Gauges, Metrics};
 use crate::ring::{Receiver, Sender};
 use crate::serve::Account;
@@ -35,6 +39,7 @@ use connections::Connection;
 use deadline::{Deadlines, Kind};
 use jobs::Job;
 pub use sockets::{Sockets, run};
+use timeouts::Timeouts;
 
 /// What the reactor encodes itself, at most, of all that comes home at once: about 35 µs for floats, less than a hop to a
 /// worker and back. A batch that ends many requests is shared out among the workers, so that the reactor has its time for
@@ -50,6 +55,10 @@ const DIRECT_ANSWER_BYTES: usize = 256 << 10;
 /// What one connection may read, and what it may write, in one turn.
 const TURN_BYTES_MAX: usize = 256 << 10;
 
+/// What all connections together may read in one turn: about a millisecond of copying. Who comes after that is first in the
+/// next turn, and whoever asks whether the server lives does not wait for a hundred bulk bodies.
+const TURN_BYTES_ALL_MAX: usize = 4 << 20;
+
 /// What is read at once, at most.
 const READ_BYTES_MAX: usize = 64 << 10;
 
@@ -58,6 +67,12 @@ const LINGER_BYTES_MAX: usize = 8 << 20;
 
 /// Connections accepted in one turn, so that a burst of them does not starve those that are open.
 const ACCEPTS_MAX: usize = 256;
+
+/// When to try again after the system had no file descriptor, or no memory, for a connection. No event tells that.
+const ACCEPT_RETRY_NS: u64 = 50_000_000;
+
+/// How long a draining server waits for the first byte of a connection that it has just accepted.
+const PARTING_NS: u64 = 100_000_000;
 
 /// Names a connection: its slot and the slot's generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +99,11 @@ pub trait Network {
     fn write(&mut self, slot: u32, from: &[u8]) -> io::Result<usize>;
     fn shut_down_write(&mut self, slot: u32);
     fn close(&mut self, slot: u32);
+
+    /// Who is at the other end, where that is known.
+    fn peer(&self, _slot: u32) -> Option<SocketAddr> {
+        None
+    }
 }
 
 /// One worker's rings.
@@ -124,6 +144,26 @@ pub struct ReactorLimits {
     pub drain_ns: u64,
 }
 
+/// Who may ask, for how long, and where that is written down. By default: everybody, for ever, nowhere.
+#[derive(Default)]
+pub struct Policy {
+    pub keys: Keys,
+    pub origins: Origins,
+    /// How long a request may take that does not say so itself.
+    pub request_ms: Option<u32>,
+    pub journal: Option<Journal>,
+    /// Called when the system has no file descriptor for a connection that waits; must neither block nor allocate.
+    pub on_exhaustion: Option<Box<dyn Fn() + Send>>,
+}
+
+impl std::fmt::Debug for Policy {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Policy { keys, origins, request_ms, .. } = self;
+        let mut shown = formatter.debug_struct("Policy");
+        shown.field("keys", keys).field("origins", origins).field("request_ms", request_ms).finish_non_exhaustive()
+    }
+}
+
 /// Everything allocated at start that the reactor owns or shares.
 #[derive(Debug)]
 pub struct Parts {
@@ -137,6 +177,7 @@ pub struct Parts {
     pub metrics: Metrics,
     /// Set by whoever wants the server to stop; the doorbell is rung afterwards.
     pub stop: Arc<AtomicBool>,
+    pub policy: Policy,
 }
 
 /// How to go on after a turn.
@@ -172,11 +213,15 @@ pub struct Reactor<N> {
     /// Jobs whose vectors are all here and whose answer waits for a buffer, and since when, each once.
     starved: VecDeque<(JobKey, u64)>,
     deadlines: Deadlines,
-    /// Connections that have more to do in the next turn, and those with an answer to write at the end of this one.
-    again: Vec<u32>,
-    again_now: Vec<u32>,
+    timeouts: Timeouts,
+    /// Connections that have more to do, in the order in which they come to it, and those with an answer to write at the end
+    /// of this turn.
+    again: VecDeque<u32>,
     dirty: Vec<u32>,
+    /// What may still be read in this turn.
+    turn_bytes_left: usize,
     accepts: bool,
+    accept_retry_ns: Option<u64>,
     life: Life,
     queue_tokens: u64,
     /// Pieces that came home together with the one at hand.
@@ -203,11 +248,13 @@ impl<N: Network> Reactor<N> {
             jobs_free: (0..limits.jobs_max as u32).rev().collect(),
             unlent: VecDeque::with_capacity(limits.jobs_max),
             starved: VecDeque::with_capacity(limits.jobs_max),
-            deadlines: Deadlines::new(count, limits.deadlines_ns),
-            again: Vec::with_capacity(count),
-            again_now: Vec::with_capacity(count),
+            deadlines: Deadlines::new(count, limits.deadlines_ns, PARTING_NS),
+            timeouts: Timeouts::new(limits.jobs_max),
+            again: VecDeque::with_capacity(count),
             dirty: Vec::with_capacity(count),
+            turn_bytes_left: 0,
             accepts: true,
+            accept_retry_ns: None,
             life: Life::Serving,
             queue_tokens: 0,
             together: 0,
@@ -258,6 +305,9 @@ impl<N: Network> Reactor<N> {
         while let Some((slot, kind)) = self.deadlines.pop_due(now_ns) {
             self.expire(slot, kind, now_ns);
         }
+        while let Some(slot) = self.timeouts.pop_due(now_ns) {
+            self.give_up(slot, now_ns);
+        }
         self.go_on(now_ns);
         self.flush(now_ns);
         while self.feed_starved(now_ns) {
@@ -274,7 +324,10 @@ impl<N: Network> Reactor<N> {
             Life::Serving | Life::Ended => None,
         };
         let starved = self.starved.front().map(|(_, since_ns)| since_ns + STARVED_NS_MAX);
-        [self.deadlines.next_ns(), drained, starved].into_iter().flatten().min()
+        [self.deadlines.next_ns(), self.timeouts.next_ns(), drained, starved, self.accept_retry_ns]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Everything that has come home.
@@ -307,11 +360,16 @@ impl<N: Network> Reactor<N> {
         }
     }
 
+    /// A draining server accepts too: whoever asks whether it is ready is told, and nobody waits for a process that is gone.
     fn can_accept(&self) -> bool {
-        self.life == Life::Serving && !self.connections_free.is_empty()
+        self.life != Life::Ended && !self.connections_free.is_empty()
     }
 
     fn accept(&mut self, now_ns: u64) {
+        if self.accept_retry_ns.is_some_and(|retry_ns| retry_ns <= now_ns) {
+            self.accept_retry_ns = None;
+            self.accepts = true;
+        }
         for _ in 0..ACCEPTS_MAX {
             if !self.accepts || !self.can_accept() {
                 return;
@@ -324,15 +382,23 @@ impl<N: Network> Reactor<N> {
                     self.parts.metrics.connections_accepted += 1;
                     self.open(slot, now_ns);
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.accepts = false,
-                // The peer gave up while it waited; the next one may not have.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
-                // Out of file descriptors, most likely: a connection that closes tries again.
-                Err(_) => {
-                    self.accepts = false;
-                    return;
-                }
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => self.accepts = false,
+                    // The peer gave up while it waited; the next one may not have.
+                    io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::Interrupted => {}
+                    // Out of file descriptors, most likely. They may be ours or another's that become free.
+                    _ => return self.pause_accepting(now_ns),
+                },
             }
+        }
+    }
+
+    fn pause_accepting(&mut self, now_ns: u64) {
+        self.accepts = false;
+        self.accept_retry_ns = Some(now_ns + ACCEPT_RETRY_NS);
+        self.parts.metrics.accepts_failed += 1;
+        if let Some(tell) = &self.parts.policy.on_exhaustion {
+            tell();
         }
     }
 
@@ -350,7 +416,8 @@ impl<N: Network> Reactor<N> {
 
     fn check_end(&mut self, now_ns: u64) {
         let Life::Draining { until_ns } = self.life else { return };
-        let all_closed = self.connections_free.len() == self.connections.len();
+        // And nobody waits to be accepted.
+        let all_closed = self.connections_free.len() == self.connections.len() && !self.accepts;
         if all_closed || now_ns >= until_ns {
             for slot in 0..self.connections.len() as u32 {
                 if self.connections[slot as usize].open {
@@ -369,6 +436,7 @@ impl<N: Network> Reactor<N> {
             queue_tokens: self.queue_tokens,
             pieces_out: self.pieces_out(),
             buffers_out: self.parts.buffers.out(),
+            access_lines_dropped: self.parts.policy.journal.as_ref().map_or(0, Journal::dropped),
         }
     }
 
@@ -415,28 +483,19 @@ impl Date {
     }
 }
 
-/// `Sun, 06 Nov 1994 08:49:37 GMT` (RFC 9110, 5.6.7). Civil date after the proleptic Gregorian calendar's 400-year cycle.
+/// `Sun, 06 Nov 1994 08:49:37 GMT` (RFC 9110, 5.6.7).
 fn format_date(second: u64) -> [u8; 29] {
     const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
     const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
-    let (day, rest) = (second / 86_400, second % 86_400);
-    // Days since 1 March of year 0, so that a leap day is the last of its year.
-    let shifted = day + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted_month = (5 * day_of_year + 2) / 153;
-    let day_of_month = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 { shifted_month + 2 } else { shifted_month - 10 };
-    let year = era * 400 + year_of_era + u64::from(month <= 1);
+    let weekday = DAYS[(second / 86_400 % 7) as usize];
+    let Civil { year, month, day, hour, minute, second } = Civil::of(second);
+    let month = MONTHS[month as usize - 1];
     let mut text = [0; 29];
     let mut out = &mut text[..];
-    let (weekday, month) = (DAYS[(day % 7) as usize], MONTHS[month as usize]);
-    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
     // Fails only after the year 9999.
     let _ = io::Write::write_fmt(
         &mut out,
-        format_args!("{weekday}, {day_of_month:02} {month} {year:04} {hour:02}:{minute:02}:{second:02} GMT"),
+        format_args!("{weekday}, {day:02} {month} {year:04} {hour:02}:{minute:02}:{second:02} GMT"),
     );
     text
 }

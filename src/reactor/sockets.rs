@@ -28,7 +28,7 @@ const BACKLOG: i32 = 4096;
 pub struct Sockets {
     poll: Poll,
     listener: TcpListener,
-    streams: Vec<Option<TcpStream>>,
+    streams: Vec<Option<(TcpStream, SocketAddr)>>,
     address: SocketAddr,
     waker: Arc<Waker>,
 }
@@ -91,11 +91,12 @@ fn connection(token: Token) -> ConnectionId {
 
 impl Network for Sockets {
     fn accept(&mut self, id: ConnectionId) -> io::Result<()> {
-        let (mut stream, _) = self.listener.accept()?;
-        // Answers are written whole; waiting for more would only delay them.
-        stream.set_nodelay(true)?;
+        let (mut stream, peer) = self.listener.accept()?;
+        // Answers are written whole; waiting for more would only delay them. On a connection that is gone already this can
+        // fail, and reading from it will tell.
+        let _ = stream.set_nodelay(true);
         self.poll.registry().register(&mut stream, token(id), Interest::READABLE | Interest::WRITABLE)?;
-        self.streams[id.slot as usize] = Some(stream);
+        self.streams[id.slot as usize] = Some((stream, peer));
         Ok(())
     }
 
@@ -116,11 +117,16 @@ impl Network for Sockets {
         // Dropping the stream closes it, which also takes it out of the poll.
         self.streams[slot as usize] = None;
     }
+
+    fn peer(&self, slot: u32) -> Option<SocketAddr> {
+        self.streams[slot as usize].as_ref().map(|(_, peer)| *peer)
+    }
 }
 
 impl Sockets {
     fn stream(&mut self, slot: u32) -> &mut TcpStream {
-        self.streams[slot as usize].as_mut().expect("the reactor names open connections only")
+        let (stream, _) = self.streams[slot as usize].as_mut().expect("the reactor names open connections only");
+        stream
     }
 }
 

@@ -74,7 +74,7 @@ mod with {
         let (nvml, found) = match (nvml, found) {
             (Ok(nvml), Ok(found)) => (nvml, found),
             (Err(error), _) | (_, Err(error)) => {
-                eprintln!("warning: /metrics will not show the GPUs' memory and utilization: {error}");
+                crate::log::warn(format_args!("/metrics will not show the GPUs' memory and utilization: {error}"));
                 return None;
             }
         };
@@ -209,14 +209,14 @@ mod with {
         if let Some(folder) = options.output.parent() {
             std::fs::create_dir_all(folder).map_err(|error| Error(format!("{}: {error}", folder.display())))?;
         }
-        eprintln!("building an engine for `{name}`, once: {}", options.output.display());
+        crate::log::info(format_args!("building an engine for `{name}`, once: {}", options.output.display()));
         let started = Instant::now();
         let report = build::build(options, &mut |_| true).map_err(words)?;
         let megabytes = report.manifest.bytes as f64 / 1e6;
         let buckets = report.manifest.buckets.len();
         let seconds = started.elapsed().as_secs_f64();
-        eprintln!("built `{name}`: {buckets} buckets, {megabytes:.0} MB, in {seconds:.1} s");
-        report.notes.iter().for_each(|note| eprintln!("note: {note}"));
+        crate::log::info(format_args!("built `{name}`: {buckets} buckets, {megabytes:.0} MB, in {seconds:.1} s"));
+        report.notes.iter().for_each(|note| crate::log::info(format_args!("note: {note}")));
         Ok(())
     }
 }

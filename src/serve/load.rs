@@ -94,7 +94,7 @@ fn device_names(settings: &Settings) -> Vec<DeviceName> {
             Ok(names) if !names.is_empty() => names,
             Ok(_) => vec![DeviceName::Cpu],
             Err(reason) => {
-                eprintln!("warning: no GPU is used, the CPU serves: {reason}");
+                crate::log::warn(format_args!("no GPU is used, the CPU serves: {reason}"));
                 vec![DeviceName::Cpu]
             }
         },
@@ -316,12 +316,12 @@ fn usable_ids(model: &Model, tokenizer: &Tokenizer, rows: Option<usize>) -> u32 
     let made = tokenizer.vocabulary();
     let Some(rows) = rows else { return made };
     if made as usize > rows {
-        eprintln!(
-            "warning: {} has {made} tokens, but model `{}` has rows for {}; a text that needs another is refused",
+        crate::log::warn(format_args!(
+            "{} has {made} tokens, but model `{}` has rows for {}; a text that needs another is refused",
             model.tokenizer.display(),
             model.name,
             rows
-        );
+        ));
     }
     rows as u32
 }

@@ -1,6 +1,8 @@
 //! A whole server inside a test: small models of our own, a simulated or the CPU device, a port of the system's choosing.
 #![allow(dead_code)] // each test uses its own part of this
 
+pub mod process;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
@@ -79,6 +81,12 @@ impl Drop for Running {
             }
         }
     }
+}
+
+/// The value of a metric without labels, or with these: `name{label="x"}`.
+pub fn metric(metrics: &Answer, name: &str) -> u64 {
+    let found = metrics.text().lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    found.unwrap_or_else(|| panic!("{name} is shown")).parse().expect("a whole number")
 }
 
 /// A plain blocking client that reads exactly one answer at a time.

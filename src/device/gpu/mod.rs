@@ -303,7 +303,9 @@ impl<B: Backend> Gpu<B> {
                 }
                 let (name, bucket) = (backend.name(), prepared.slot.bucket);
                 let (rows, length) = (bucket.rows, bucket.length);
-                eprintln!("warning: {name}: {rows} × {length} runs without a graph on lane {lane}: {failure}");
+                crate::log::warn(format_args!(
+                    "{name}: {rows} × {length} runs without a graph on lane {lane}: {failure}"
+                ));
                 counters.capture_failures.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -369,13 +371,19 @@ impl<B: Backend> Gpu<B> {
     /// What a failed call means for the plan at hand, and what is done about it.
     fn fault(&mut self, lane: usize, failure: Failure, mild: Fault) -> Fault {
         if failure.is_sticky {
-            eprintln!("error: {} is given up: {failure}", self.backend.name());
+            crate::log::error(format_args!("{} is given up: {failure}", self.backend.name()));
             self.health = Health::Dead;
             return Fault::Dead;
         }
-        eprintln!("warning: {}: a batch on lane {lane} failed: {failure}; its lane is made anew", self.backend.name());
+        crate::log::warn(format_args!(
+            "{}: a batch on lane {lane} failed: {failure}; its lane is made anew",
+            self.backend.name()
+        ));
         if let Err(error) = self.rebuild(lane) {
-            eprintln!("error: {} is given up: lane {lane} cannot be made anew: {error}", self.backend.name());
+            crate::log::error(format_args!(
+                "{} is given up: lane {lane} cannot be made anew: {error}",
+                self.backend.name()
+            ));
             self.health = Health::Dead;
             return Fault::Dead;
         }
@@ -557,7 +565,10 @@ impl<B: Backend> Device for Gpu<B> {
         let result = match is_done {
             Ok(false) if now_ns.saturating_sub(submitted_ns) <= self.settings.hang_ns => return Lane::Busy,
             Ok(false) => {
-                eprintln!("error: {} is given up: a batch on lane {lane} does not end", self.backend.name());
+                crate::log::error(format_args!(
+                    "{} is given up: a batch on lane {lane} does not end",
+                    self.backend.name()
+                ));
                 self.health = Health::Dead;
                 Err(Fault::Hung)
             }

@@ -243,7 +243,7 @@ fn read_fields(lines: &[Vec<u8>], wrong: &mut Vec<Refusal>) -> Vec<(String, Vec<
 }
 
 fn check_singles<'a>(all: &impl Fn(&str) -> Vec<&'a Vec<u8>>, version: Version, wrong: &mut Vec<Refusal>) {
-    for name in ["content-type", "authorization", "x-request-timeout-ms"] {
+    for name in ["content-type", "authorization", "x-request-timeout-ms", "x-api-key", "origin"] {
         if all(name).len() > 1 {
             wrong.push(Refusal::HeaderRepeated);
         }
@@ -364,7 +364,15 @@ fn read_trailers(input: &[u8], mut left: usize, body: Vec<u8>, before: usize) ->
         }
         let mut wrong = Vec::new();
         let fields = read_fields(std::slice::from_ref(&line), &mut wrong);
-        let forbidden = ["content-length", "transfer-encoding", "host", "trailer", "content-encoding", "authorization"];
+        let forbidden = [
+            "content-length",
+            "transfer-encoding",
+            "host",
+            "trailer",
+            "content-encoding",
+            "authorization",
+            "x-api-key",
+        ];
         if !wrong.is_empty() || fields.iter().any(|(name, _)| forbidden.contains(&name.as_str())) {
             return Found::Wrong(vec![Refusal::TrailerInvalid, Refusal::TrailersTooLarge]);
         }

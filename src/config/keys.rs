@@ -1,0 +1,134 @@
+//! API keys, from the configuration and from a file of their own.
+//!
+//! May not show one: not in messages, not in what `check` prints, not in debug forms. What is wrong with a key is said by its
+//! place.
+//!
+//! Invariant: a key is 1 to [`KEY_BYTES_MAX`] bytes of visible ASCII, as it must stand in a header field.
+
+use std::fmt;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use super::table::Codec;
+use super::tree::{Node, Value};
+use crate::log;
+
+/// Longer than any key that a generator makes.
+const KEY_BYTES_MAX: usize = 512;
+
+/// Each request is compared with every key.
+const KEYS_MAX: usize = 1_000;
+
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct ApiKeys(Vec<String>);
+
+impl fmt::Debug for ApiKeys {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} keys", self.0.len())
+    }
+}
+
+impl ApiKeys {
+    /// # Errors
+    /// Which key cannot be one and why, without showing it.
+    pub fn new(keys: Vec<String>) -> Result<ApiKeys, String> {
+        if keys.len() > KEYS_MAX {
+            return Err(format!("{} keys, there may be {KEYS_MAX}", keys.len()));
+        }
+        for (index, key) in keys.iter().enumerate() {
+            let place = index + 1;
+            if key.is_empty() || key.len() > KEY_BYTES_MAX {
+                return Err(format!("key {place} has {} bytes, it may have 1 to {KEY_BYTES_MAX}", key.len()));
+            }
+            if !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+                return Err(format!(
+                    "key {place} has a blank, a control character or a letter beyond ASCII, which no header field carries"
+                ));
+            }
+        }
+        Ok(ApiKeys(keys))
+    }
+
+    pub fn list(&self) -> &[String] {
+        &self.0
+    }
+
+    /// These keys and those of a file: one a line, without blanks around it; lines that begin with `#` are passed over.
+    ///
+    /// # Errors
+    /// A sentence that names the file.
+    pub fn with_file(&self, path: &Path) -> Result<ApiKeys, String> {
+        let place = format!("server.api_keys_file: {}", path.display());
+        let mut text = String::new();
+        let file = std::fs::File::open(path).map_err(|error| format!("{place} cannot be read: {error}"))?;
+        let readable_by_all =
+            file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o004 != 0);
+        if readable_by_all {
+            log::warn(format_args!("{place} can be read by everybody on this machine: chmod 600 keeps it"));
+        }
+        file.take(FILE_BYTES_MAX)
+            .read_to_string(&mut text)
+            .map_err(|error| format!("{place} cannot be read: {error}"))?;
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let found: Vec<String> = lines.map(str::to_owned).collect();
+        if found.is_empty() {
+            return Err(format!("{place} has no key in it: each stands on a line of its own"));
+        }
+        let all = self.0.iter().cloned().chain(found).collect();
+        ApiKeys::new(all).map_err(|message| format!("{place}: with those of server.api_keys, {message}"))
+    }
+}
+
+/// A list, or texts with commas between them.
+pub(super) struct KeyList;
+
+impl Codec<ApiKeys> for KeyList {
+    fn read(&self, node: &Node) -> Result<ApiKeys, String> {
+        const WHAT: &str = "expected a list of keys; what was found is not shown";
+        let text = |node: &Node| match &node.value {
+            Value::Scalar { text, .. } if !node.is_nothing() => Ok(text.trim().to_owned()),
+            Value::Scalar { .. } | Value::List(_) | Value::Map(_) => Err(WHAT.to_owned()),
+        };
+        let keys = match &node.value {
+            Value::List(items) => items.iter().map(text).collect::<Result<Vec<_>, _>>()?,
+            Value::Scalar { text, .. } if text.is_empty() || text == "[]" => Vec::new(),
+            Value::Scalar { .. } => text(node)?.split(',').map(|key| key.trim().to_owned()).collect(),
+            Value::Map(_) => return Err(WHAT.to_owned()),
+        };
+        ApiKeys::new(keys)
+    }
+
+    fn show(&self, value: &ApiKeys) -> String {
+        match value.0.len() {
+            0 => "[]".to_owned(),
+            1 => "one key, not shown".to_owned(),
+            count => format!("{count} keys, not shown"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_has_one_key_a_line() {
+        let folder = std::env::temp_dir().join(format!("reactrt-keys-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("keys");
+        let read = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+            ApiKeys::new(vec!["own".into()]).unwrap().with_file(&path)
+        };
+        assert_eq!(read("# mine\n  one \r\n\ntwo\n").unwrap().list(), ["own", "one", "two"]);
+        assert!(read("# nobody's\n").unwrap_err().contains("no key in it"));
+        let error = read("good\nsecret words\n").unwrap_err();
+        assert!(error.contains("key 3 has a blank") && !error.contains("secret"), "{error}");
+        assert!(ApiKeys::default().with_file(&folder.join("none")).unwrap_err().contains("cannot be read"));
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}
