@@ -15,6 +15,7 @@
 mod connections;
 mod deadline;
 mod jobs;
+mod pace;
 mod sockets;
 
 use std::collections::VecDeque;
@@ -34,6 +35,7 @@ use crate::serve::Account;
 use connections::Connection;
 use deadline::{Deadlines, Kind};
 use jobs::Job;
+pub use pace::Pace;
 pub use sockets::{Sockets, run};
 
 /// Answers up to this size are encoded by the reactor: about 20 µs for floats, less than a hop to a worker and back.
