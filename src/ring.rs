@@ -101,4 +101,11 @@ impl<T> Receiver<T> {
     pub fn is_empty(&self) -> bool {
         self.consumer.is_empty()
     }
+
+    /// Shows everything that waits, in order, and leaves it there.
+    pub fn each(&mut self, see: impl FnMut(&T)) {
+        let Ok(waiting) = self.consumer.read_chunk(self.consumer.slots()) else { return };
+        let (first, second) = waiting.as_slices();
+        first.iter().chain(second).for_each(see);
+    }
 }

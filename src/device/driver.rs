@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::{Device, Fault, Health, Lane, Offer, Pieces, Plan};
 use crate::clock::Clock;
-use crate::job::{Generations, ModelKey, Piece, ToReactor};
+use crate::job::{Census, Generations, ModelKey, Piece, ToReactor};
 use crate::metrics::DeviceCounters;
 use crate::plan::{Bounds, Cause, Dropped, Next, Planner};
 use crate::ring::{Receiver, Sender};
@@ -151,6 +151,18 @@ impl Driver {
     /// Pieces held here, waiting or executing.
     pub fn held(&self) -> usize {
         self.pieces.len()
+    }
+
+    /// What is here and on its way here.
+    pub fn census(&mut self) -> Census {
+        let mut census = Census { pieces: self.pieces.len(), ..Census::default() };
+        self.ports.inboxes.iter_mut().for_each(|inbox| inbox.each(|_| census.pieces += 1));
+        census
+    }
+
+    /// The tokens that count as this device's load.
+    pub fn load_tokens(&self) -> u64 {
+        self.ports.load.load(Ordering::Relaxed)
     }
 
     fn step_inner(&mut self, now_ns: u64) -> Rest {

@@ -17,22 +17,22 @@ pub(super) struct Connection {
     pub(super) open: bool,
     pub(super) http: http::Connection,
     /// Bytes received and not yet released, from the start of the current request; capacity 0 while there are none.
-    input: Buffer,
+    pub(super) input: Buffer,
     /// Bytes to be written, the first `written` of them done; capacity 0 while there are none.
-    output: Buffer,
+    pub(super) output: Buffer,
     written: usize,
     pub(super) job: Option<JobKey>,
     /// True exactly when the socket may hold bytes, or an end, that no edge will announce again.
-    readable: bool,
+    pub(super) readable: bool,
     /// The peer has sent its last byte.
     peer_closed: bool,
-    closing: Closing,
-    listed_again: bool,
-    listed_dirty: bool,
+    pub(super) closing: Closing,
+    pub(super) listed_again: bool,
+    pub(super) listed_dirty: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Closing {
+pub(super) enum Closing {
     No,
     /// When the output is written.
     AfterOutput,
@@ -65,7 +65,7 @@ impl Connection {
         self.open && self.job.is_none() && self.input.is_empty() && !self.has_output() && !self.readable
     }
 
-    fn has_output(&self) -> bool {
+    pub(super) fn has_output(&self) -> bool {
         self.written < self.output.len()
     }
 }
@@ -160,6 +160,7 @@ impl<N: Network> Reactor<N> {
         connection.written = 0;
         self.deadlines.clear(slot);
         self.network.close(slot);
+        self.parts.metrics.connections_closed += 1;
         self.connections_free.push(slot);
         // There may be room, and a file descriptor, for one that waits.
         self.accepts = true;
@@ -179,7 +180,6 @@ impl<N: Network> Reactor<N> {
         let writes = event.writable && connection.has_output();
         if event.closed && connection.job.is_some() {
             // Nobody is left to read the answer, so nobody computes it.
-            self.parts.metrics.jobs_cancelled += 1;
             return self.close(id.slot);
         }
         if writes {
@@ -378,6 +378,7 @@ impl<N: Network> Reactor<N> {
             Ok(route @ (Route::Infer { .. } | Route::Embeddings)) => {
                 if self.connections[slot as usize].peer_closed {
                     // Whoever has closed already reads no answer, so nobody computes it.
+                    self.parts.metrics.jobs_started += 1;
                     self.parts.metrics.jobs_cancelled += 1;
                     return self.end_of_input(slot);
                 }

@@ -95,6 +95,11 @@ impl Deadlines {
         Some((due, kind))
     }
 
+    /// What the connection is being given time for, if for anything.
+    pub fn kind(&self, connection: u32) -> Option<Kind> {
+        self.nodes[connection as usize].kind
+    }
+
     /// When the next deadline falls due.
     pub fn next_ns(&self) -> Option<u64> {
         self.firsts().map(|first| self.nodes[first as usize].due_ns).min()

@@ -13,23 +13,23 @@ use crate::tokenize::encode_answer;
 /// One request between its complete body and its answer.
 #[derive(Debug)]
 pub(super) struct Job {
-    connection: ConnectionId,
+    pub(super) connection: ConnectionId,
     /// The worker that cuts it.
     worker: usize,
     /// The body, while it is at home.
-    body: Option<Box<Body>>,
+    pub(super) body: Option<Box<Body>>,
     /// What a worker has the body for; `None` exactly while it is at home.
-    out: Option<Errand>,
+    pub(super) out: Option<Errand>,
     /// Pieces in this job's hands, empty or full, and how many it may have.
-    lent: usize,
+    pub(super) lent: usize,
     window: usize,
     /// What its answer must look like; `None` exactly while the slot is free.
-    asked: Option<Asked>,
+    pub(super) asked: Option<Asked>,
     /// Results so far: `items × width` f32, little-endian, in input order.
-    values: Buffer,
+    pub(super) values: Buffer,
     items_done: u32,
     /// Tokens by which this job counts in the queue: an estimate from its bytes until they are known.
-    queue_tokens: u64,
+    pub(super) queue_tokens: u64,
     queued_ns: u64,
     started_ns: u64,
     done_ns: u64,
@@ -89,6 +89,7 @@ impl<N: Network> Reactor<N> {
         if bytes.capacity() - bytes.len() >= PARSER_PADDING {
             bytes.resize(bytes.len() + PARSER_PADDING, 0);
         }
+        self.parts.metrics.jobs_started += 1;
         let index = self.jobs_free.pop().expect("admitted");
         let mut body = self.parts.bodies.pop().expect("admitted");
         let key = self.parts.generations.key(index);
@@ -340,6 +341,7 @@ impl<N: Network> Reactor<N> {
             metrics.record(stage, duration_ns);
         }
         metrics.record(Stage::Total, total_ns);
+        metrics.jobs_answered += 1;
         metrics.count_answer(Some(outline.model), 200);
         metrics.count_texts(outline.model, outline.items.into(), body.tokens, body.truncated.into(), total_ns);
 
@@ -380,6 +382,7 @@ impl<N: Network> Reactor<N> {
             asked.model = body.outline.map(|outline| outline.model).or(asked.model);
             stages = job.stages(body);
         }
+        self.parts.metrics.jobs_answered += 1;
         self.end(key);
         // The request's bytes have left the connection: what lies in its input is what the client sent after them.
         self.write_refusal(slot, &asked, reject, &stages, now_ns);
@@ -391,6 +394,7 @@ impl<N: Network> Reactor<N> {
     /// The job's client is gone.
     pub(super) fn cancel(&mut self, key: JobKey) {
         if self.parts.generations.is_live(key) {
+            self.parts.metrics.jobs_cancelled += 1;
             self.end(key);
         }
     }

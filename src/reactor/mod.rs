@@ -12,6 +12,7 @@
 //!
 //! The network is a trait: `sockets` is the real one, a simulation brings its own.
 
+mod check;
 mod connections;
 mod deadline;
 mod jobs;
@@ -55,6 +56,9 @@ const READ_BYTES_MAX: usize = 64 << 10;
 
 /// What is read and thrown away of a client that goes on sending after a refusal.
 const LINGER_BYTES_MAX: usize = 8 << 20;
+
+/// After how long a connection that could not be accepted is tried again: nothing announces a free file descriptor.
+const ACCEPT_AGAIN_NS: u64 = 100_000_000;
 
 /// Connections accepted in one turn, so that a burst of them does not starve those that are open.
 const ACCEPTS_MAX: usize = 256;
@@ -177,6 +181,8 @@ pub struct Reactor<N> {
     again_now: Vec<u32>,
     dirty: Vec<u32>,
     accepts: bool,
+    /// When to look at the listener again although it announced nothing.
+    accept_at_ns: Option<u64>,
     life: Life,
     queue_tokens: u64,
     /// Where a head, and where a body of our own, is written before it goes to a connection.
@@ -206,6 +212,7 @@ impl<N: Network> Reactor<N> {
             again_now: Vec::with_capacity(count),
             dirty: Vec::with_capacity(count),
             accepts: true,
+            accept_at_ns: None,
             life: Life::Serving,
             queue_tokens: 0,
             head: Vec::with_capacity(DIRECT_ANSWER_BYTES),
@@ -271,7 +278,8 @@ impl<N: Network> Reactor<N> {
             Life::Serving | Life::Ended => None,
         };
         let starved = self.starved.front().map(|(_, since_ns)| since_ns + STARVED_NS_MAX);
-        [self.deadlines.next_ns(), drained, starved].into_iter().flatten().min()
+        let accept = self.accept_at_ns.filter(|_| self.can_accept());
+        [self.deadlines.next_ns(), drained, starved, accept].into_iter().flatten().min()
     }
 
     /// Everything that has come home.
@@ -308,6 +316,9 @@ impl<N: Network> Reactor<N> {
     }
 
     fn accept(&mut self, now_ns: u64) {
+        if self.accept_at_ns.is_some_and(|at_ns| at_ns <= now_ns) {
+            (self.accept_at_ns, self.accepts) = (None, true);
+        }
         for _ in 0..ACCEPTS_MAX {
             if !self.accepts || !self.can_accept() {
                 return;
@@ -323,9 +334,10 @@ impl<N: Network> Reactor<N> {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.accepts = false,
                 // The peer gave up while it waited; the next one may not have.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
-                // Out of file descriptors, most likely: a connection that closes tries again.
+                // Out of file descriptors, most likely, and not always for connections of ours: one that closes tries again,
+                // and so does time.
                 Err(_) => {
-                    self.accepts = false;
+                    (self.accept_at_ns, self.accepts) = (Some(now_ns + ACCEPT_AGAIN_NS), false);
                     return;
                 }
             }

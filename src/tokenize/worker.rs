@@ -17,7 +17,7 @@ use crate::api::{self, Catalog, Inputs, Item, Outline, Reject};
 use crate::clock::Clock;
 use crate::config::Limits;
 use crate::job::{
-    Body, Errand, Generations, HEADROOM, JobKey, ModelKey, Piece, PieceBounds, Span, ToReactor, ToWorker,
+    Body, Census, Errand, Generations, HEADROOM, JobKey, ModelKey, Piece, PieceBounds, Span, ToReactor, ToWorker,
 };
 use crate::ring::{Receiver, Sender};
 
@@ -135,6 +135,14 @@ impl Worker {
     /// Whether a step would find anything to do.
     pub fn has_work(&self) -> bool {
         !self.inbox.is_empty() || self.state.active.iter().any(|active| !active.body.pieces.is_empty())
+    }
+
+    /// What is here and on its way here.
+    pub fn census(&mut self) -> Census {
+        let mut census = Census::default();
+        self.inbox.each(|part| census.see_to_worker(part));
+        self.state.active.iter().for_each(|active| census.see_body(&active.body));
+        census
     }
 
     /// Parses a body. What it asks for becomes the first in line.

@@ -1,0 +1,164 @@
+//! The whole server, simulated: one thread, a virtual clock, a network and devices that fail, and an order of steps that a
+//! seed decides. What each world must keep to is in `world`.
+//!
+//! `REACTRT_SIMULATION_SEEDS=10000` runs so many seeds, `REACTRT_SIMULATION_SEED=7` that one, with its trace.
+
+#[path = "simulation/asks.rs"]
+mod asks;
+#[path = "simulation/client.rs"]
+mod client;
+#[path = "simulation/device.rs"]
+mod device;
+#[path = "simulation/network.rs"]
+mod network;
+#[path = "simulation/plan.rs"]
+mod plan;
+#[path = "simulation/random.rs"]
+mod random;
+#[path = "simulation/trace.rs"]
+mod trace;
+#[path = "simulation/world.rs"]
+mod world;
+
+use std::any::Any;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use world::{Outcome, World};
+
+/// Seeds that plain `cargo test` runs.
+const SEEDS: u64 = 256;
+
+/// A sweep ends when so many have failed.
+const FAILURES_MAX: u64 = 20;
+
+fn words_of(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<String>().cloned();
+    text.or(payload.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_else(|| "a panic".into())
+}
+
+fn hash_of(value: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Panics are what worlds are made to find; each is shown once, with its seed and its trace.
+fn without_noise() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            let in_world = std::thread::current().name().is_some_and(|name| name.starts_with("world"));
+            if in_world {
+                let place = info.location().map(|place| format!("{}:{}", place.file(), place.line()));
+                PANICKED_AT.with(|last| last.replace(place.unwrap_or_default()));
+            } else {
+                usual(info);
+            }
+        }));
+    });
+}
+
+thread_local!(static PANICKED_AT: std::cell::RefCell<String> = const { std::cell::RefCell::new(String::new()) });
+
+/// What became of a seed's world: what it saw, or what was wrong and how it came to that.
+fn outcome(seed: u64, keeps_trace: bool) -> Result<Outcome, String> {
+    let mut world = catch_unwind(|| World::new(seed, keeps_trace)).map_err(|payload| words_of(&*payload))?;
+    let result = catch_unwind(AssertUnwindSafe(|| world.run()));
+    result.map_err(|payload| {
+        let place = PANICKED_AT.with(|last| last.take());
+        format!(
+            "{} ({place})\n\nthe last steps:\n{}\n{}",
+            words_of(&*payload),
+            world.trace.in_words(),
+            world.in_words()
+        )
+    })
+}
+
+type Outcomes = Vec<(u64, Result<Outcome, String>)>;
+
+/// Runs seeds on all cores, in order, until so many have failed. `prepare` is called on each thread first.
+fn sweep(seeds: std::ops::Range<u64>, failures_max: u64, prepare: impl Fn() + Sync) -> Outcomes {
+    without_noise();
+    let next = AtomicU64::new(seeds.start);
+    let failures = AtomicU64::new(0);
+    let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    let mut outcomes: Outcomes = std::thread::scope(|scope| {
+        let work = || {
+            prepare();
+            let mut outcomes = Vec::new();
+            loop {
+                let seed = next.fetch_add(1, Ordering::Relaxed);
+                if seed >= seeds.end || failures.load(Ordering::Relaxed) >= failures_max {
+                    return outcomes;
+                }
+                let outcome = outcome(seed, seeds.end - seeds.start == 1);
+                if outcome.is_err() {
+                    failures.fetch_add(1, Ordering::Relaxed);
+                }
+                outcomes.push((seed, outcome));
+            }
+        };
+        let spawn = |index| {
+            let builder = std::thread::Builder::new().name(format!("world-{index}"));
+            builder.spawn_scoped(scope, work).expect("a thread can be started")
+        };
+        let handles: Vec<_> = (0..threads).map(spawn).collect();
+        handles.into_iter().flat_map(|handle| handle.join().expect("worlds catch their panics")).collect()
+    });
+    outcomes.sort_by_key(|(seed, _)| *seed);
+    outcomes
+}
+
+fn from_environment(name: &str) -> Option<u64> {
+    let value = std::env::var(name).ok()?;
+    Some(value.parse().unwrap_or_else(|_| panic!("{name} is {value:?}, which is no whole number")))
+}
+
+#[test]
+fn every_seed_is_a_world_without_a_fault() {
+    let seeds = match (from_environment("REACTRT_SIMULATION_SEED"), from_environment("REACTRT_SIMULATION_SEEDS")) {
+        (Some(seed), _) => seed..seed + 1,
+        (None, count) => 0..count.unwrap_or(SEEDS),
+    };
+    let start = Instant::now();
+    let count = seeds.end - seeds.start;
+    let outcomes = sweep(seeds, FAILURES_MAX, || ());
+    let failed = outcomes.iter().filter_map(|(seed, outcome)| Some((seed, outcome.as_ref().err()?)));
+    let failed: Vec<(&u64, &String)> = failed.collect();
+    if let Some((seed, words)) = failed.first() {
+        let all =
+            failed.iter().map(|(seed, words)| format!("seed {seed}: {}\n", words.lines().next().unwrap_or_default()));
+        let all: String = all.collect();
+        panic!(
+            "seed {seed}: {words}\nall that failed:\n{all}again: \
+             REACTRT_SIMULATION_SEED={seed} cargo test --test simulation -- --nocapture"
+        );
+    }
+    let sum = |of: fn(&Outcome) -> u64| -> u64 { outcomes.iter().flat_map(|(_, outcome)| outcome).map(of).sum() };
+    let (steps, answers, good) = (sum(|seen| seen.steps), sum(|seen| seen.answers), sum(|seen| seen.good_answers));
+    let virtual_ns = sum(|seen| seen.virtual_ns);
+    println!(
+        "{count} seeds, {steps} steps, {answers} answers ({good} good), {:.0} s of virtual time in {:.1} s",
+        virtual_ns as f64 / 1e9,
+        start.elapsed().as_secs_f64()
+    );
+    // A world in which hardly anything is answered well would prove nothing.
+    assert!(count < SEEDS || good > count * 5, "only {good} good answers in {count} worlds");
+}
+
+#[test]
+fn a_seed_repeats_its_trace() {
+    without_noise();
+    for seed in [3, 17, 90] {
+        let hash = |seed| outcome(seed, false).map(|outcome| (outcome.steps, outcome.hash));
+        let first = hash(seed).unwrap_or_else(|words| panic!("seed {seed}: {words}"));
+        assert_eq!(Ok(first), hash(seed), "seed {seed}");
+        assert_ne!(Ok(first.1), hash(seed + 1).map(|(_, hash)| hash), "seeds differ");
+    }
+}
