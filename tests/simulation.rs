@@ -21,6 +21,7 @@ mod trace;
 mod world;
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
@@ -140,16 +141,26 @@ fn every_seed_is_a_world_without_a_fault() {
              REACTRT_SIMULATION_SEED={seed} cargo test --test simulation -- --nocapture"
         );
     }
-    let sum = |of: fn(&Outcome) -> u64| -> u64 { outcomes.iter().flat_map(|(_, outcome)| outcome).map(of).sum() };
-    let (steps, answers, good) = (sum(|seen| seen.steps), sum(|seen| seen.answers), sum(|seen| seen.good_answers));
-    let virtual_ns = sum(|seen| seen.virtual_ns);
+    let outcomes: Vec<&Outcome> = outcomes.iter().flat_map(|(_, outcome)| outcome).collect();
+    let (steps, virtual_ns) = outcomes
+        .iter()
+        .fold((0, 0), |(steps, virtual_ns), outcome| (steps + outcome.steps, virtual_ns + outcome.virtual_ns));
+    let mut seen: BTreeMap<&str, u64> = BTreeMap::new();
+    for (what, times) in outcomes.iter().flat_map(|outcome| &outcome.seen) {
+        *seen.entry(what).or_default() += times;
+    }
     println!(
-        "{count} seeds, {steps} steps, {answers} answers ({good} good), {:.0} s of virtual time in {:.1} s",
+        "{count} seeds, {steps} steps, {:.0} s of virtual time in {:.1} s\n{seen:#?}",
         virtual_ns as f64 / 1e9,
         start.elapsed().as_secs_f64()
     );
-    // A world in which hardly anything is answered well would prove nothing.
-    assert!(count < SEEDS || good > count * 5, "only {good} good answers in {count} worlds");
+    // Worlds in which nothing happens would prove nothing.
+    let due = ["200", "400", "404", "405", "408", "413", "429", "500", "503"];
+    let rare = ["steps with starved jobs", "steps with all pieces out", "stops with jobs", "worlds with a dead device"];
+    for what in due.into_iter().chain(rare).filter(|_| count >= SEEDS) {
+        assert!(seen.contains_key(what), "no world has seen: {what}");
+    }
+    assert!(count < SEEDS || seen["200"] > count * 5, "only {} good answers in {count} worlds", seen["200"]);
 }
 
 #[test]

@@ -2,9 +2,6 @@
 //!
 //! It costs time in proportion to all slots, so the server itself never asks.
 
-use std::collections::HashSet;
-use std::hash::Hash;
-
 use super::connections::Closing;
 use super::{ConnectionId, Network, Reactor};
 use crate::job::Census;
@@ -58,18 +55,19 @@ impl<N: Network> Reactor<N> {
     pub fn check_invariants(&self) {
         self.check_jobs();
         self.check_connections();
-        let unlent = all_differ("jobs without a piece", self.unlent.iter().copied());
-        assert!(unlent.iter().all(|slot| self.jobs[*slot as usize].asked.is_some()), "an ended job waits for a piece");
-        let live = |key: &&_| self.parts.generations.is_live(**key);
-        all_differ("starved jobs", self.starved.iter().map(|(key, _)| key).filter(live));
+        let unlent = marked("jobs without a piece", self.jobs.len(), self.unlent.iter().copied());
+        let ended = unlent.iter().zip(&self.jobs).find(|(waits, job)| **waits && job.asked.is_none());
+        assert!(ended.is_none(), "an ended job waits for a piece");
+        let live = self.starved.iter().filter(|(key, _)| self.parts.generations.is_live(*key));
+        marked("starved jobs", self.jobs.len(), live.map(|(key, _)| key.slot));
     }
 
     fn check_jobs(&self) {
-        let free = all_differ("free jobs", self.jobs_free.iter().copied());
+        let free = marked("free jobs", self.jobs.len(), self.jobs_free.iter().copied());
         let tokens: u64 = self.jobs.iter().map(|job| job.queue_tokens).sum();
         assert_eq!(self.queue_tokens, tokens, "the queue's tokens are those of its jobs");
         for (slot, job) in self.jobs.iter().enumerate() {
-            assert_eq!(job.asked.is_none(), free.contains(&(slot as u32)), "job {slot} is free or asked for");
+            assert_eq!(job.asked.is_none(), free[slot], "job {slot} is free or asked for");
             if job.asked.is_none() {
                 continue;
             }
@@ -83,12 +81,13 @@ impl<N: Network> Reactor<N> {
     }
 
     fn check_connections(&self) {
-        let free = all_differ("free connections", self.connections_free.iter().copied());
-        let again = all_differ("connections to go on with", self.again.iter().copied());
-        all_differ("connections to write", self.dirty.iter().copied());
+        let count = self.connections.len();
+        let free = marked("free connections", count, self.connections_free.iter().copied());
+        let again = marked("connections to go on with", count, self.again.iter().copied());
+        marked("connections to write", count, self.dirty.iter().copied());
         for (slot, connection) in (0..).zip(&self.connections) {
-            assert_eq!(connection.open, !free.contains(&slot), "connection {slot} is open or free");
-            assert_eq!(connection.listed_again, again.contains(&slot), "connection {slot} knows whether it is listed");
+            assert_eq!(connection.open, !free[slot as usize], "connection {slot} is open or free");
+            assert_eq!(connection.listed_again, again[slot as usize], "connection {slot} knows whether it is listed");
             if !connection.open {
                 let held = connection.input.capacity() + connection.output.capacity();
                 assert!(connection.job.is_none() && held == 0, "connection {slot} is closed and holds something");
@@ -115,10 +114,11 @@ impl<N: Network> Reactor<N> {
     }
 }
 
-fn all_differ<T: Copy + Eq + Hash>(what: &str, entries: impl Iterator<Item = T>) -> HashSet<T> {
-    let mut seen = HashSet::new();
-    for entry in entries {
-        assert!(seen.insert(entry), "{what}: one is listed twice");
+/// By slot, whether it is listed; each at most once.
+fn marked(what: &str, count: usize, listed: impl Iterator<Item = u32>) -> Vec<bool> {
+    let mut marks = vec![false; count];
+    for slot in listed {
+        assert!(!std::mem::replace(&mut marks[slot as usize], true), "{what}: {slot} is listed twice");
     }
-    seen
+    marks
 }

@@ -46,6 +46,11 @@ impl Setting {
         let mut settings = server(random);
         settings.threads.spin_us = if tick_ns_max > 0 { random.pick(&[0, 0, 0, 20]) } else { 0 };
         let has_little_memory = random.one_in(4);
+        if has_little_memory && random.one_in(2) {
+            // Many at once, so that it is the buffers that run out.
+            let limits = &mut settings.limits;
+            (limits.connections_max, limits.jobs_max, limits.pieces_max) = (40, 40, 60);
+        }
         bound_memory(&mut settings, if has_little_memory { 0 } else { 16 << 20 });
         let nan_rate = random.pick(&[0.0, 0.0, 0.02]);
         let mut excuses = Excuses { seed, nan_rate, ..Excuses::default() };
@@ -74,7 +79,7 @@ impl Setting {
             body_bytes_max: limits.body_bytes_max,
             answer_bytes_max: limits.answer_bytes_max,
         };
-        let count = random.pick(&[3, 8, 20]);
+        let count = random.pick(&[3, 8, 20, 35]);
         let clients = (0..count).map(|index| client(random, index, &bounds, &patience)).collect();
         let weight = |random: &mut Random| random.pick(&[1, 2, 4, 16]);
         let weights =

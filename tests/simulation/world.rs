@@ -4,6 +4,7 @@
 //! A thread that would sleep here sleeps: it is stepped again only when its doorbell was rung or its time has come. After
 //! every step what must always hold is checked, and whenever everything sleeps what must hold at rest.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -163,17 +164,33 @@ pub struct World {
     enabled: Vec<Actor>,
     /// Who is not stepped for a while, and for how many steps.
     held_back: Option<(Actor, usize)>,
+    seen: BTreeMap<&'static str, u64>,
     pub trace: Trace,
 }
 
 /// What a world that ended well has seen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     pub steps: u64,
     pub hash: u64,
-    pub answers: u64,
-    pub good_answers: u64,
     pub virtual_ns: u64,
+    /// What has happened, and how often: answers by status, and what is rare.
+    pub seen: BTreeMap<&'static str, u64>,
+}
+
+fn name_of(status: u16) -> &'static str {
+    match status {
+        200 => "200",
+        400 => "400",
+        404 => "404",
+        405 => "405",
+        408 => "408",
+        413 => "413",
+        429 => "429",
+        500 => "500",
+        503 => "503",
+        _ => "other statuses",
+    }
 }
 
 fn load(setting: &Setting, clock: &Clock) -> (Loaded, Vec<Arc<Mutex<Facts>>>) {
@@ -241,6 +258,7 @@ impl World {
             events: Vec::new(),
             enabled: Vec::new(),
             held_back: None,
+            seen: BTreeMap::new(),
             trace: Trace::new(keeps_trace),
             random,
             clock,
@@ -292,6 +310,9 @@ impl World {
             let now_ns = self.now_ns() + self.random.between(1, self.setting.tick_ns_max as usize) as u64;
             self.clock.advance_to(now_ns);
         }
+        if self.random.one_in(400) {
+            self.wake_for_nothing();
+        }
         self.find_enabled();
         let Some(actor) = self.choose() else { return self.rest() };
         match actor {
@@ -316,6 +337,13 @@ impl World {
             }
             Actor::Client(index) => self.step_client(index),
         }
+    }
+
+    /// A thread's sleep may end although nobody rang.
+    fn wake_for_nothing(&mut self) {
+        let workers = self.workers.iter().map(|(_, sleeper)| sleeper);
+        let sleepers: Vec<&Sleeper> = workers.chain(self.drivers.iter().map(|(_, sleeper)| sleeper)).collect();
+        sleepers[self.random.below(sleepers.len())].rung.store(true, Ordering::Relaxed);
     }
 
     fn step_reactor(&mut self) {
@@ -374,7 +402,14 @@ impl World {
         self.trace.add(Step::Stop, self.now_ns());
     }
 
+    fn see(&mut self, what: &'static str) {
+        *self.seen.entry(what).or_default() += 1;
+    }
+
     fn note_stop(&mut self) {
+        if self.reactor.counts().jobs > 0 {
+            self.see("stops with jobs");
+        }
         self.stopped_at_ns = Some(self.now_ns());
         self.excuses.words.insert(asks::DRAINING);
         for client in &mut self.clients {
@@ -492,7 +527,20 @@ impl World {
         let mut census = self.reactor.census();
         self.workers.iter_mut().for_each(|(worker, _)| census += worker.census());
         self.drivers.iter_mut().for_each(|(driver, _)| census += driver.census());
-        self.pools.buffers = self.reactor.counts().buffers_out;
+        let counts = self.reactor.counts();
+        self.pools.buffers = counts.buffers_out;
+        let full = counts.connections == self.setting.settings.limits.connections_max;
+        let many = counts.jobs == self.setting.settings.limits.jobs_max;
+        let none_left = self.reactor.pieces_out() == self.setting.settings.limits.pieces_max;
+        let rare = [
+            ("steps with starved jobs", counts.starved > 0),
+            ("steps with all connections taken", full),
+            ("steps with all jobs taken", many),
+            ("steps with all pieces out", none_left),
+        ];
+        for (what, _) in rare.into_iter().filter(|(_, happens)| *happens) {
+            self.see(what);
+        }
         assert_eq!(census, self.pools, "what all hold together is what the pools have");
         for facts in &self.facts {
             let facts = facts.lock().expect("nobody panics with it");
@@ -550,14 +598,15 @@ impl World {
         let counts = self.reactor.counts();
         assert_eq!((counts.connections, counts.jobs, counts.queue_tokens), (0, 0, 0), "nothing is left");
         self.check_metrics();
-        let statuses = self.clients.iter().flat_map(|client| client.answers.iter().map(|(status, _)| *status));
-        let (mut answers, mut good_answers) = (0, 0);
-        statuses.for_each(|status| {
-            answers += 1;
-            good_answers += u64::from(status == 200);
-        });
+        let is_dead = |facts: &Arc<Mutex<Facts>>| facts.lock().expect("nobody panics with it").is_dead;
+        if self.facts.iter().any(is_dead) {
+            self.see("worlds with a dead device");
+        }
+        for (status, _) in self.clients.iter().flat_map(|client| &client.answers) {
+            *self.seen.entry(name_of(*status)).or_default() += 1;
+        }
         let virtual_ns = self.now_ns();
-        Outcome { steps: self.trace.steps(), hash: self.trace.hash(), answers, good_answers, virtual_ns }
+        Outcome { steps: self.trace.steps(), hash: self.trace.hash(), virtual_ns, seen: std::mem::take(&mut self.seen) }
     }
 
     fn drain_driver(&mut self, index: usize) {
