@@ -46,3 +46,6 @@ pub mod device;
 pub mod metrics;
 
 pub mod model;
+
+#[doc(hidden)]
+pub mod planted;

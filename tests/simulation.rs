@@ -13,6 +13,9 @@ mod device;
 mod network;
 #[path = "simulation/plan.rs"]
 mod plan;
+#[cfg(feature = "planted-bugs")]
+#[path = "simulation/planted.rs"]
+mod planted;
 #[path = "simulation/random.rs"]
 mod random;
 #[path = "simulation/trace.rs"]
@@ -54,7 +57,7 @@ fn without_noise() {
         let usual = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
             let in_world = std::thread::current().name().is_some_and(|name| name.starts_with("world"));
-            if in_world {
+            if in_world || info.payload_as_str().is_some_and(|words| words.contains("as it was told to")) {
                 let place = info.location().map(|place| format!("{}:{}", place.file(), place.line()));
                 PANICKED_AT.with(|last| last.replace(place.unwrap_or_default()));
             } else {

@@ -17,6 +17,7 @@ use crate::clock::Clock;
 use crate::job::{Census, Generations, ModelKey, Piece, ToReactor};
 use crate::metrics::DeviceCounters;
 use crate::plan::{Bounds, Cause, Dropped, Next, Planner};
+use crate::planted::{self, Bug};
 use crate::ring::{Receiver, Sender};
 
 /// How long a batch that executes when the server stops may still take.
@@ -224,7 +225,8 @@ impl Driver {
         let LaneState { plan, .. } = &self.lanes[lane];
         let pieces = &mut self.pieces;
         let mut output = |placement: usize, vector: &[f32]| {
-            let placement = plan.placements[placement];
+            let swaps = planted::is(Bug::SwapsNeighbours) && plan.placements.len() > 1 && placement < 2;
+            let placement = plan.placements[if swaps { 1 - placement } else { placement }];
             let start = placement.sequence as usize * vector.len();
             pieces.get_mut(placement.piece).outputs[start..start + vector.len()].copy_from_slice(vector);
         };
@@ -301,7 +303,9 @@ impl Driver {
             }
             self.release(piece, sequences, now_ns);
         }
-        self.ports.home.ring();
+        if !planted::is(Bug::DropsInSilence) {
+            self.ports.home.ring();
+        }
     }
 
     /// `sequences` of a piece are accounted for; with its last one it goes home.

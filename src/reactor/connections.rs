@@ -6,6 +6,7 @@ use super::{ConnectionId, Event, Kind, LINGER_BYTES_MAX, Life, Network, READ_BYT
 use crate::api::{self, Family, Reject, Route};
 use crate::http::{self, Head, Method, Phase, Request, ResponseHead, Step};
 use crate::job::{Buffer, JobKey};
+use crate::planted::{self, Bug};
 
 /// A body up to this size is read to its end even if its head was refused, so that the connection can be kept.
 const REFUSED_BODY_BYTES_MAX: u32 = 64 << 10;
@@ -267,7 +268,7 @@ impl<N: Network> Reactor<N> {
             return false;
         }
         if !self.parts.buffers.grow(&mut connection.input, buffer_bytes) {
-            self.refuse_bytes(slot, Reject::NoBuffers, now_ns);
+            self.read_without_room(slot, now_ns);
             return false;
         }
         let filled = connection.input.len();
@@ -282,7 +283,7 @@ impl<N: Network> Reactor<N> {
                 *budget -= read;
                 // A short read has emptied the socket: the next byte is a new edge. An end that has been announced
                 // already is not, so it must be read.
-                connection.readable = read == room || connection.peer_closed;
+                connection.readable = (read == room || connection.peer_closed) && !planted::is(Bug::ForgetsTheRest);
                 return true;
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => connection.readable = false,
@@ -290,6 +291,22 @@ impl<N: Network> Reactor<N> {
             Err(_) => self.close(slot),
         }
         false
+    }
+
+    /// There is no memory to read into. Whoever has sent something is told so; a client that has not asked for anything is
+    /// not answered either.
+    fn read_without_room(&mut self, slot: u32, now_ns: u64) {
+        let connection = &mut self.connections[slot as usize];
+        if connection.http.phase() != Phase::Idle {
+            return self.refuse_bytes(slot, Reject::NoBuffers, now_ns);
+        }
+        match self.network.read(slot, &mut [0; 512]) {
+            Ok(0) => self.end_of_input(slot),
+            Ok(_) => self.refuse_bytes(slot, Reject::NoBuffers, now_ns),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => connection.readable = false,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => self.list_again(slot),
+            Err(_) => self.close(slot),
+        }
     }
 
     /// The client sends nothing any more. What it has been answered is still written.
@@ -512,7 +529,7 @@ impl<N: Network> Reactor<N> {
     }
 
     /// Appends small output. Without memory for it the connection ends, as it cannot be told anything.
-    fn append(&mut self, slot: u32, bytes: &[u8], now_ns: u64) {
+    pub(super) fn append(&mut self, slot: u32, bytes: &[u8], now_ns: u64) {
         let connection = &mut self.connections[slot as usize];
         let total = connection.output.len() + bytes.len();
         if !self.parts.buffers.grow(&mut connection.output, total) {

@@ -8,6 +8,7 @@ use crate::api::{self, Reject, Route};
 use crate::http::{Request, ResponseHead};
 use crate::job::{Body, Buffer, Errand, HEADROOM, JobKey, Piece, ToReactor, ToWorker};
 use crate::metrics::Stage;
+use crate::planted::{self, Bug};
 use crate::tokenize::encode_answer;
 
 /// One request between its complete body and its answer.
@@ -206,6 +207,9 @@ impl<N: Network> Reactor<N> {
     }
 
     fn piece_home(&mut self, mut piece: Box<Piece>, now_ns: u64) {
+        if planted::is(Bug::TrustsOldPieces) {
+            piece.job = self.parts.generations.key(piece.job.slot);
+        }
         let key = piece.job;
         if self.parts.generations.is_live(key) {
             match piece.fault {
@@ -369,7 +373,11 @@ impl<N: Network> Reactor<N> {
         self.put_away(body);
         self.end(key);
         self.finish_request(slot);
+        let again = planted::is(Bug::AnswersTwice).then(|| answer[start..].to_vec());
         self.queue_output(slot, answer, start, now_ns);
+        if let Some(again) = again {
+            self.append(slot, &again, now_ns);
+        }
     }
 
     /// Answers a job with an error.
@@ -404,7 +412,9 @@ impl<N: Network> Reactor<N> {
         debug_assert!(self.parts.generations.is_live(key));
         self.parts.generations.end(key.slot);
         let job = std::mem::replace(&mut self.jobs[key.slot as usize], Job::new());
-        self.queue_tokens -= job.queue_tokens;
+        if !(planted::is(Bug::KeepsTokens) && job.out.is_some()) {
+            self.queue_tokens -= job.queue_tokens;
+        }
         self.forget_waiting(key.slot);
         self.parts.buffers.put(job.values);
         if let Some(body) = job.body {

@@ -19,6 +19,7 @@ use crate::config::Limits;
 use crate::job::{
     Body, Census, Errand, Generations, HEADROOM, JobKey, ModelKey, Piece, PieceBounds, Span, ToReactor, ToWorker,
 };
+use crate::planted::{self, Bug};
 use crate::ring::{Receiver, Sender};
 
 /// One served model as a worker needs it.
@@ -187,6 +188,7 @@ impl Worker {
     fn supply(&mut self, job: JobKey, piece: Box<Piece>) {
         match self.state.active.iter_mut().find(|active| active.body.job == job) {
             Some(active) => active.body.pieces.push(piece),
+            None if planted::is(Bug::LosesPieces) => {}
             None => {
                 self.home.push(ToReactor::Piece(piece));
                 self.home.ring();
@@ -283,7 +285,8 @@ impl Worker {
 
     fn go_home(&mut self, mut body: Box<Body>, verdict: Result<(), Reject>) {
         // A request that was cut to its end wakes nobody: its last piece will.
-        let quiet = body.errand == Errand::Cut && verdict.is_ok();
+        let is_well = verdict.is_ok() || planted::is(Bug::RefusesInSilence);
+        let quiet = body.errand == Errand::Cut && is_well;
         body.verdict = verdict;
         self.home.push(ToReactor::Body(body));
         if !quiet {

@@ -342,9 +342,14 @@ impl Ask {
         let words = answer.words();
         let excused = excuses.words.iter().any(|(status, known)| *status == answer.status && words.contains(known));
         let told = |what: &str| Err(format!("{what}, got {} {words:?}", answer.status));
-        let echoes = answer.header("x-request-id") == Some(&self.id);
+        let id = answer.header("x-request-id");
+        let echoes = id == Some(&self.id);
+        // An id that the server made has no dash.
+        if !echoes && id.is_some_and(|id| id.contains('-')) {
+            return told("another request's answer");
+        }
         match &self.wanted {
-            Wanted::Values { .. } if answer.status == 200 && !echoes => told("another request's answer"),
+            Wanted::Values { .. } if answer.status == 200 && !echoes => told("an answer without its name"),
             Wanted::Values { model, sequences, shape } if answer.status == 200 => {
                 check_values(&answer.body, &models()[*model], sequences, *shape, excuses)
             }

@@ -9,6 +9,9 @@ use super::asks::{self, Ask, Bounds, Excuses};
 use super::client::{Leave, Patience, Style};
 use super::random::Random;
 
+/// Longer than every client and every device may take one after another: nothing is to be cut off by it.
+pub const DRAIN_MS: u64 = 200_000;
+
 #[derive(Clone, Debug)]
 pub struct DeviceSetting {
     pub options: Options,
@@ -126,7 +129,7 @@ fn server(random: &mut Random) -> Settings {
     (deadlines.head_ms, deadlines.body_ms) = random.pick(&[(200, 300), (10_000, 30_000)]);
     deadlines.idle_ms = random.pick(&[500, 75_000]);
     deadlines.write_ms = random.pick(&[400, 30_000]);
-    deadlines.drain_ms = random.pick(&[1, 60_000, 60_000, 60_000]);
+    deadlines.drain_ms = random.pick(&[1, DRAIN_MS, DRAIN_MS, DRAIN_MS]);
     settings
 }
 

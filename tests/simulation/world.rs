@@ -23,7 +23,7 @@ use super::asks::{self, Excuses};
 use super::client::{Client, Did};
 use super::device::{Facts, Watched};
 use super::network::{Place, SimNetwork};
-use super::plan::Setting;
+use super::plan::{DRAIN_MS, Setting};
 use super::random::Random;
 use super::trace::{Step, Trace};
 
@@ -591,6 +591,12 @@ impl World {
         }
         for index in 0..self.drivers.len() {
             self.drain_driver(index);
+        }
+        let drain_ms = self.setting.settings.deadlines.drain_ms;
+        let drained_ns = self.now_ns() - self.stopped_at_ns.expect("only a stop ends a world");
+        if drained_ns >= drain_ms * 1_000_000 {
+            self.see("drains that were cut off");
+            assert!(drain_ms < DRAIN_MS, "what was accepted is not finished after {drain_ms} ms");
         }
         let account = self.reactor.account(self.setting.settings.limits.jobs_max);
         assert_eq!(account, Account::default(), "everything is home when all has ended");
