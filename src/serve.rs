@@ -324,7 +324,8 @@ pub fn wire<N: Network>(
     let mut worker_ports = Vec::new();
     let mut worker_panics = Vec::new();
     for bell in &bells.workers {
-        let (sender, inbox) = ring(2 * bodies_max + pieces_max, bell);
+        // Behind each body may wait the end of its job, and before it that of the job whose body it was until just now.
+        let (sender, inbox) = ring(3 * bodies_max + pieces_max, bell);
         let (home, receiver) = ring(bodies_max + pieces_max, &bells.reactor);
         worker_ports.push(WorkerPort::new(sender, receiver));
         let mut devices = Vec::new();

@@ -1,7 +1,8 @@
 //! The whole server, simulated: one thread, a virtual clock, a network and devices that fail, and an order of steps that a
 //! seed decides. What each world must keep to is in `world`.
 //!
-//! `REACTRT_SIMULATION_SEEDS=10000` runs so many seeds, `REACTRT_SIMULATION_SEED=7` that one, with its trace.
+//! `REACTRT_SIMULATION_SEEDS=10000` runs so many seeds, `REACTRT_SIMULATION_SEEDS=10000..20000` those, and
+//! `REACTRT_SIMULATION_SEED=7` that one, with its whole trace if it fails.
 
 #[path = "simulation/asks.rs"]
 mod asks;
@@ -26,6 +27,7 @@ mod world;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -87,7 +89,7 @@ fn outcome(seed: u64, keeps_trace: bool) -> Result<Outcome, String> {
 type Outcomes = Vec<(u64, Result<Outcome, String>)>;
 
 /// Runs seeds on all cores, in order, until so many have failed. `prepare` is called on each thread first.
-fn sweep(seeds: std::ops::Range<u64>, failures_max: u64, prepare: impl Fn() + Sync) -> Outcomes {
+fn sweep(seeds: Range<u64>, failures_max: u64, prepare: impl Fn() + Sync) -> Outcomes {
     without_noise();
     let next = AtomicU64::new(seeds.start);
     let failures = AtomicU64::new(0);
@@ -119,17 +121,25 @@ fn sweep(seeds: std::ops::Range<u64>, failures_max: u64, prepare: impl Fn() + Sy
     outcomes
 }
 
-fn from_environment(name: &str) -> Option<u64> {
-    let value = std::env::var(name).ok()?;
-    Some(value.parse().unwrap_or_else(|_| panic!("{name} is {value:?}, which is no whole number")))
+/// The seeds that the environment asks for: one, so many, or those from one to another (`5000..9000`).
+fn seeds() -> Range<u64> {
+    let number = |text: &str| text.parse().unwrap_or_else(|_| panic!("{text:?} is no whole number"));
+    let given = |name: &str| std::env::var(name).ok();
+    if let Some(seed) = given("REACTRT_SIMULATION_SEED") {
+        return number(&seed)..number(&seed) + 1;
+    }
+    match given("REACTRT_SIMULATION_SEEDS") {
+        Some(text) => match text.split_once("..") {
+            Some((first, end)) => number(first)..number(end),
+            None => 0..number(&text),
+        },
+        None => 0..SEEDS,
+    }
 }
 
 #[test]
 fn every_seed_is_a_world_without_a_fault() {
-    let seeds = match (from_environment("REACTRT_SIMULATION_SEED"), from_environment("REACTRT_SIMULATION_SEEDS")) {
-        (Some(seed), _) => seed..seed + 1,
-        (None, count) => 0..count.unwrap_or(SEEDS),
-    };
+    let seeds = seeds();
     let start = Instant::now();
     let count = seeds.end - seeds.start;
     let outcomes = sweep(seeds, FAILURES_MAX, || ());

@@ -340,7 +340,7 @@ impl<N: Network> Reactor<N> {
         }
         match connection.http.phase() {
             // A draining server waits for nobody's next request.
-            Phase::Idle if self.life != Life::Serving => self.close(slot),
+            Phase::Idle if self.life != Life::Serving => self.part(slot, now_ns),
             Phase::Idle => self.deadlines.start(slot, Kind::Idle, now_ns),
             Phase::Head => self.deadlines.start(slot, Kind::Head, now_ns),
             Phase::Body => self.deadlines.start(slot, Kind::Body, now_ns),
@@ -598,10 +598,7 @@ impl<N: Network> Reactor<N> {
             if connection.peer_closed && !connection.readable {
                 return self.close(slot);
             }
-            connection.closing = Closing::Lingering { discarded: 0 };
-            self.network.shut_down_write(slot);
-            self.deadlines.set(slot, Kind::Linger, now_ns);
-            return self.list_again(slot);
+            return self.part(slot, now_ns);
         }
         if connection.job.is_some() {
             // An interim answer (100 Continue) before the job's own.
@@ -613,11 +610,20 @@ impl<N: Network> Reactor<N> {
             Phase::Idle | Phase::Answer | Phase::Closed => self.deadlines.set(slot, Kind::Idle, now_ns),
         }
         if self.life != Life::Serving && connection.is_idle() {
-            return self.close(slot);
+            return self.part(slot, now_ns);
         }
         if !connection.input.is_empty() || connection.readable {
             self.list_again(slot);
         }
+    }
+
+    /// Sends no more, and closes when the client has: at once, what it sends ahead would come back as a reset and destroy an
+    /// answer that it has not read yet (RFC 9112, 9.6).
+    pub(super) fn part(&mut self, slot: u32, now_ns: u64) {
+        self.connections[slot as usize].closing = Closing::Lingering { discarded: 0 };
+        self.network.shut_down_write(slot);
+        self.deadlines.set(slot, Kind::Linger, now_ns);
+        self.list_again(slot);
     }
 
     /// Reads and throws away what a refused client still sends, within bounds.

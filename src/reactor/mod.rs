@@ -54,6 +54,9 @@ const TURN_BYTES_MAX: usize = 256 << 10;
 /// What is read at once, at most.
 const READ_BYTES_MAX: usize = 64 << 10;
 
+/// After how long an answer that was written has been read as well, or never will be.
+const ANSWER_READ_NS: u64 = 1_000_000_000;
+
 /// What is read and thrown away of a client that goes on sending after a refusal.
 const LINGER_BYTES_MAX: usize = 8 << 20;
 
@@ -350,8 +353,12 @@ impl<N: Network> Reactor<N> {
         }
         self.life = Life::Draining { until_ns: now_ns + self.limits.drain_ns };
         for slot in 0..self.connections.len() as u32 {
-            if self.connections[slot as usize].is_idle() {
-                self.close(slot);
+            if !self.connections[slot as usize].is_idle() {
+                continue;
+            }
+            match self.deadlines.elapsed_ns(slot, now_ns) {
+                Some(idle_ns) if idle_ns < ANSWER_READ_NS => self.part(slot, now_ns),
+                Some(_) | None => self.close(slot),
             }
         }
     }

@@ -8,7 +8,7 @@ use super::random::Random;
 
 /// How a client leaves before it has all answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Leave {
+pub enum Departure {
     FinishSending,
     Leave,
     Reset,
@@ -23,13 +23,13 @@ pub struct Style {
     /// Requests that may be on their way at once.
     pub depth: usize,
     /// After so many acts of its own.
-    pub leaves: Option<(usize, Leave)>,
+    pub leaves: Option<(usize, Departure)>,
     pub never_reads: bool,
     /// At a byte of one of its requests it stops for a time.
     pub pause: Option<(usize, usize, u64)>,
     pub connects_at_ns: u64,
     /// How it ends when all is answered.
-    pub last: Leave,
+    pub last: Departure,
 }
 
 /// Times from which on the server is in the right to lose patience.
@@ -57,7 +57,7 @@ pub enum Did {
     /// Bytes, and the answers that became complete by them.
     Received(usize, usize),
     SawEnd(End),
-    Left(Leave),
+    Left(Departure),
 }
 
 #[derive(Debug)]
@@ -144,10 +144,10 @@ impl Client {
         self.asks.is_empty() && self.open.is_empty() || self.told_close
     }
 
-    fn must_leave(&self, network: &SimNetwork) -> Option<Leave> {
+    fn must_leave(&self, network: &SimNetwork) -> Option<Departure> {
         let is_cut_off = self.style.never_reads && network.wires[self.index].place == Place::Closed;
         let due = self.style.leaves.filter(|(acts, _)| self.acts >= *acts).map(|(_, leave)| leave);
-        due.or(is_cut_off.then_some(Leave::Leave))
+        due.or(is_cut_off.then_some(Departure::Leave))
     }
 
     pub fn can_act(&self, network: &SimNetwork, now_ns: u64) -> bool {
@@ -197,19 +197,19 @@ impl Client {
             return self.receive(network, random, now_ns, excuses);
         }
         // All is answered.
-        let leave = if self.told_close { Leave::FinishSending } else { self.style.last };
+        let leave = if self.told_close { Departure::FinishSending } else { self.style.last };
         Ok(self.leave(network, leave))
     }
 
-    fn leave(&mut self, network: &mut SimNetwork, leave: Leave) -> Did {
+    fn leave(&mut self, network: &mut SimNetwork, leave: Departure) -> Did {
         let silent = !self.open.is_empty() || !self.asks.is_empty();
         self.is_rude |= silent && !self.told_close;
         match leave {
-            Leave::FinishSending => network.finish_sending(self.index),
-            Leave::Leave => network.leave(self.index),
-            Leave::Reset => network.reset(self.index),
+            Departure::FinishSending => network.finish_sending(self.index),
+            Departure::Leave => network.leave(self.index),
+            Departure::Reset => network.reset(self.index),
         }
-        let reads = leave == Leave::FinishSending && !self.style.never_reads;
+        let reads = leave == Departure::FinishSending && !self.style.never_reads;
         self.stage = if reads { Stage::Ending } else { Stage::Gone };
         Did::Left(leave)
     }

@@ -6,7 +6,7 @@ use reactrt::device::{Bucket, Fault, Layout};
 use reactrt::job::Buffers;
 
 use super::asks::{self, Ask, Bounds, Excuses};
-use super::client::{Leave, Patience, Style};
+use super::client::{Departure, Patience, Style};
 use super::random::Random;
 
 /// Longer than every client and every device may take one after another: nothing is to be cut off by it.
@@ -200,7 +200,7 @@ fn excuse(device: &DeviceSetting, excuses: &mut Excuses) {
 fn client(random: &mut Random, index: usize, bounds: &Bounds, patience: &Patience) -> (Style, Vec<Ask>) {
     let count = random.pick(&[1, 2, 5]);
     let asks = (0..count).map(|ask| Ask::new(random, format!("c{index}-{ask}"), bounds)).collect();
-    let leave = |random: &mut Random| random.pick(&[Leave::FinishSending, Leave::Leave, Leave::Reset]);
+    let leave = |random: &mut Random| random.pick(&[Departure::FinishSending, Departure::Leave, Departure::Reset]);
     let leaves = random.one_in(5).then(|| (random.between(2, 30), leave(random)));
     let pause = random.one_in(6).then(|| {
         let pause_ns =
