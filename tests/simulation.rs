@@ -10,6 +10,8 @@ mod asks;
 mod client;
 #[path = "simulation/device.rs"]
 mod device;
+#[path = "simulation/direct.rs"]
+mod direct;
 #[path = "simulation/network.rs"]
 mod network;
 #[path = "simulation/plan.rs"]

@@ -134,7 +134,7 @@ fn server(random: &mut Random) -> Settings {
 }
 
 /// As much memory as the limits need, and so many bytes more.
-fn bound_memory(settings: &mut Settings, more_bytes: usize) {
+pub fn bound_memory(settings: &mut Settings, more_bytes: usize) {
     let longest = asks::models().iter().map(|known| known.model.max_length as u32).max().unwrap_or(1);
     let width_max = asks::models().iter().map(|known| width(&known.model)).max().unwrap_or(1);
     let bounds = settings.piece_bounds();

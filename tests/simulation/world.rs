@@ -193,7 +193,7 @@ fn name_of(status: u16) -> &'static str {
     }
 }
 
-fn load(setting: &Setting, clock: &Clock) -> (Loaded, Vec<Arc<Mutex<Facts>>>) {
+pub fn load(setting: &Setting, clock: &Clock) -> (Loaded, Vec<Arc<Mutex<Facts>>>) {
     let known = asks::models();
     let key = |index: usize| ModelKey { index: index as u32, generation: 0 };
     let (mut devices, mut facts) = (Vec::new(), Vec::new());
