@@ -36,13 +36,21 @@ impl Server {
         let mut child = Command::new(&binary)
             .args(["serve", "--config", "tests/fixtures/three-tasks.yaml", "--port", "0", "--devices", "cpu"])
             .current_dir(env!("CARGO_MANIFEST_DIR"))
+            // To the server its own names are settings, and unknown ones mistakes.
+            .env_remove("REACTRT_SOAK_SERVER")
+            .env_remove("REACTRT_SOAK_MINUTES")
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap_or_else(|error| panic!("{binary} does not start: {error}"));
         let mut lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
         let line = lines.find_map(|line| line.ok()?.strip_prefix("listening on http://").map(str::to_owned));
-        let address = line.expect("the server says where it listens").parse().expect("an address");
+        let Some(line) = line else {
+            let mut words = String::new();
+            child.stderr.take().expect("it is piped").read_to_string(&mut words).expect("it is text");
+            panic!("the server does not listen: {words}");
+        };
+        let address = line.parse().expect("an address");
         Server { child, address, _output: lines }
     }
 

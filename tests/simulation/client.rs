@@ -24,6 +24,8 @@ pub struct Style {
     pub depth: usize,
     /// After so many acts of its own.
     pub leaves: Option<(usize, Departure)>,
+    /// And only when a whole request is on its way.
+    pub leaves_waiting: bool,
     pub never_reads: bool,
     /// At a byte of one of its requests it stops for a time.
     pub pause: Option<(usize, usize, u64)>,
@@ -146,7 +148,9 @@ impl Client {
 
     fn must_leave(&self, network: &SimNetwork) -> Option<Departure> {
         let is_cut_off = self.style.never_reads && network.wires[self.index].place == Place::Closed;
-        let due = self.style.leaves.filter(|(acts, _)| self.acts >= *acts).map(|(_, leave)| leave);
+        let is_waiting = self.open.front().is_some_and(|(ask, sent, _)| *sent == ask.bytes.len());
+        let may = is_waiting || !self.style.leaves_waiting;
+        let due = self.style.leaves.filter(|(acts, _)| may && self.acts >= *acts).map(|(_, leave)| leave);
         due.or(is_cut_off.then_some(Departure::Leave))
     }
 

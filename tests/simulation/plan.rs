@@ -49,7 +49,8 @@ impl Setting {
         let mut settings = server(random);
         settings.threads.spin_us = if tick_ns_max > 0 { random.pick(&[0, 0, 0, 20]) } else { 0 };
         let has_little_memory = random.one_in(4);
-        if has_little_memory && random.one_in(2) {
+        let is_crowded = has_little_memory && random.one_in(2);
+        if is_crowded {
             // Many at once, so that it is the buffers that run out.
             let limits = &mut settings.limits;
             (limits.connections_max, limits.jobs_max, limits.pieces_max) = (40, 40, 60);
@@ -62,7 +63,12 @@ impl Setting {
             excuses.words.insert(asks::NO_BUFFERS);
         }
         let count = random.pick(&[1, 1, 2]);
-        let devices: Vec<DeviceSetting> = (0..count).map(|index| device(random, index, &excuses, &settings)).collect();
+        let mut devices: Vec<DeviceSetting> =
+            (0..count).map(|index| device(random, index, &excuses, &settings)).collect();
+        if is_crowded {
+            // And many done at once.
+            devices.iter_mut().for_each(|device| device.options.base_us = 40_000);
+        }
         devices.iter().for_each(|device| excuse(device, &mut excuses));
         settings.gpu.exit_when_dead = random.one_in(4);
         if settings.gpu.exit_when_dead && excuses.words.contains(&asks::DEVICE_DEAD) {
@@ -82,7 +88,7 @@ impl Setting {
             body_bytes_max: limits.body_bytes_max,
             answer_bytes_max: limits.answer_bytes_max,
         };
-        let count = random.pick(&[3, 8, 20, 35]);
+        let count = if is_crowded { 40 } else { random.pick(&[3, 8, 20, 35]) };
         let clients = (0..count).map(|index| client(random, index, &bounds, &patience)).collect();
         let weight = |random: &mut Random| random.pick(&[1, 2, 4, 16]);
         let weights =
@@ -212,6 +218,7 @@ fn client(random: &mut Random, index: usize, bounds: &Bounds, patience: &Patienc
         receive_max: if random.one_in(12) { 1 } else { random.pick(&[40, 700, 100_000]) },
         depth: random.pick(&[1, 1, 1, 4]),
         leaves,
+        leaves_waiting: random.one_in(2),
         never_reads: random.one_in(15),
         pause,
         connects_at_ns: random.pick(&[0, 0, 1_000, 5_000_000]),
