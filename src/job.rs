@@ -233,6 +233,51 @@ pub enum ToReactor {
     Piece(Box<Piece>),
 }
 
+/// Parts and buffers counted where they lie: what all threads hold together is what the pools have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    pub pieces: usize,
+    pub bodies: usize,
+    pub buffers: usize,
+}
+
+impl Census {
+    pub fn see_body(&mut self, body: &Body) {
+        self.bodies += 1;
+        self.pieces += body.pieces.len();
+        for buffer in [&body.bytes, &body.values, &body.answer] {
+            self.see_buffer(buffer);
+        }
+    }
+
+    pub fn see_buffer(&mut self, buffer: &Buffer) {
+        self.buffers += usize::from(buffer.capacity() > 0);
+    }
+
+    pub fn see_to_worker(&mut self, part: &ToWorker) {
+        match part {
+            ToWorker::Body(body) => self.see_body(body),
+            ToWorker::Supply(_, _) => self.pieces += 1,
+            ToWorker::Ended(_) => {}
+        }
+    }
+
+    pub fn see_to_reactor(&mut self, part: &ToReactor) {
+        match part {
+            ToReactor::Body(body) => self.see_body(body),
+            ToReactor::Piece(_) => self.pieces += 1,
+        }
+    }
+}
+
+impl std::ops::AddAssign for Census {
+    fn add_assign(&mut self, other: Census) {
+        self.pieces += other.pieces;
+        self.bodies += other.bodies;
+        self.buffers += other.buffers;
+    }
+}
+
 /// The sizes of pooled buffers, in bytes. Larger ones are allocated one by one within a budget and freed again.
 const CLASSES: [usize; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
 

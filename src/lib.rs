@@ -49,3 +49,6 @@ pub mod journal;
 pub mod log;
 
 pub mod model;
+
+#[doc(hidden)]
+pub mod planted;

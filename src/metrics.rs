@@ -162,6 +162,10 @@ pub struct Metrics {
     other: [u64; STATUSES.len()],
     stages: [Durations; STAGES.len()],
     pub connections_accepted: u64,
+    pub connections_closed: u64,
+    /// Started = answered + cancelled + those being worked on.
+    pub jobs_started: u64,
+    pub jobs_answered: u64,
     pub jobs_cancelled: u64,
     pub turns: u64,
     /// Requests given up because their time had passed.
@@ -195,6 +199,9 @@ impl Metrics {
             other: [0; STATUSES.len()],
             stages: std::array::from_fn(|_| Durations::new()),
             connections_accepted: 0,
+            connections_closed: 0,
+            jobs_started: 0,
+            jobs_answered: 0,
             jobs_cancelled: 0,
             turns: 0,
             requests_expired: 0,
@@ -250,7 +257,10 @@ impl Metrics {
         let panics = self.worker_panics.iter().map(|panics| panics.load(Ordering::Relaxed)).sum();
         for (name, help, value) in [
             ("reactrt_connections_accepted_total", "Connections accepted.", self.connections_accepted),
-            ("reactrt_jobs_cancelled_total", "Requests whose client went away.", self.jobs_cancelled),
+            ("reactrt_connections_closed_total", "Connections closed.", self.connections_closed),
+            ("reactrt_jobs_started_total", "Requests for models that were taken on.", self.jobs_started),
+            ("reactrt_jobs_answered_total", "Of these, those that were answered.", self.jobs_answered),
+            ("reactrt_jobs_cancelled_total", "Of these, those whose client went away.", self.jobs_cancelled),
             (
                 "reactrt_requests_expired_total",
                 "Requests given up because their time had passed.",
@@ -305,7 +315,7 @@ impl Metrics {
 
     fn write_devices(&self, out: &mut Vec<u8>) {
         type Read = fn(&DeviceCounters) -> u64;
-        let columns: [(&str, &str, Read); 5] = [
+        let columns: [(&str, &str, Read); 6] = [
             ("reactrt_batches_total", "Plans executed.", |device| device.batches.load(Ordering::Relaxed)),
             ("reactrt_batch_sequences_total", "Sequences executed.", |device| device.sequences.load(Ordering::Relaxed)),
             ("reactrt_batch_tokens_total", "Useful tokens executed.", |device| device.tokens.load(Ordering::Relaxed)),
@@ -314,6 +324,9 @@ impl Metrics {
             }),
             ("reactrt_dropped_sequences_total", "Sequences of cancelled requests, not executed.", |device| {
                 device.dropped.load(Ordering::Relaxed)
+            }),
+            ("reactrt_device_panics_total", "Panics caught in device threads.", |device| {
+                device.panics.load(Ordering::Relaxed)
             }),
         ];
         for (name, help, read) in columns {

@@ -16,6 +16,8 @@ use loom::sync::atomic::{AtomicBool, Ordering, fence};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
+use crate::planted::{self, Bug};
+
 /// Wakes one sleeping thread.
 pub struct Doorbell {
     /// True from just before its owner goes to sleep until somebody wakes it or it finds work by itself.
@@ -47,7 +49,7 @@ impl Doorbell {
     pub fn may_sleep(&self, has_work: impl FnOnce() -> bool) -> bool {
         self.asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        if has_work() {
+        if !planted::is(Bug::SleepsWithoutLooking) && has_work() {
             self.asleep.store(false, Ordering::Relaxed);
             return false;
         }
@@ -111,5 +113,12 @@ impl<T> Receiver<T> {
     /// Parts that can be popped now.
     pub fn len(&self) -> usize {
         self.consumer.slots()
+    }
+
+    /// Shows everything that waits, in order, and leaves it there.
+    pub fn each(&mut self, see: impl FnMut(&T)) {
+        let Ok(waiting) = self.consumer.read_chunk(self.consumer.slots()) else { return };
+        let (first, second) = waiting.as_slices();
+        first.iter().chain(second).for_each(see);
     }
 }

@@ -23,17 +23,18 @@ use crate::api::{Catalog, Entry};
 use crate::clock::Clock;
 use crate::config::{ApiKeys, Settings, When};
 use crate::device::driver::{Driver, Ports};
+use crate::device::gpu::GpuCounters;
 use crate::http;
 use crate::job::{Body, Buffers, Generations, Piece, PieceBounds, ToReactor};
 use crate::journal;
 use crate::log;
 use crate::metrics::{DeviceCounters, Metrics};
 use crate::plan;
-use crate::reactor::{self, DevicePort, Parts, Policy, Reactor, ReactorLimits, Sockets, WorkerPort};
+use crate::reactor::{self, DevicePort, Network, Parts, Policy, Reactor, ReactorLimits, Sockets, WorkerPort};
 use crate::ring::{Doorbell, Receiver, Sender, ring};
 use crate::tokenize::{Served, Worker, WorkerLimits, WorkerState};
 
-pub use load::{Loaded, check_buckets, load_model, of_entry};
+pub use load::{Loaded, LoadedDevice, LoadedModel, check_buckets, load_model, of_entry};
 
 /// Why a server could not start or had to end: a sentence for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -277,148 +278,191 @@ struct DeviceRings {
     home: Sender<ToReactor>,
 }
 
+/// The doorbell of each thread that sleeps.
+#[derive(Debug)]
+pub struct Bells {
+    pub reactor: Arc<Doorbell>,
+    pub workers: Vec<Arc<Doorbell>>,
+    pub devices: Vec<Arc<Doorbell>>,
+}
+
+/// A server whose threads do not run yet: what each of them will own, connected by rings. [`Server`] gives each a thread;
+/// a simulation steps them itself.
+#[derive(Debug)]
+pub struct Wired<N> {
+    pub reactor: Reactor<N>,
+    pub workers: Vec<Worker>,
+    pub drivers: Vec<Driver>,
+    pub stopper: Stopper,
+    gpus: Vec<(String, Arc<GpuCounters>)>,
+}
+
+/// Allocates everything and connects it: as many workers and devices as there are bells.
+///
+/// # Errors
+/// The memory bound is too small for these models.
+pub fn wire<N: Network>(
+    settings: &Settings,
+    clock: &Clock,
+    loaded: Loaded,
+    network: N,
+    policy: Policy,
+    bells: &Bells,
+) -> Result<Wired<N>, Error> {
+    let limits = &settings.limits;
+    let bounds = piece_bounds(settings, &loaded);
+    let width_max = width_max(&loaded);
+    settings.check_memory(bounds, width_max).map_err(|(_, message)| Error(message))?;
+    let (pieces_max, bodies_max) = (limits.pieces_max, limits.jobs_max);
+    let generations = Generations::new(limits.jobs_max);
+    let catalog = Arc::new(Catalog::new(entries(&loaded)));
+    let served: Arc<[Served]> = served(&loaded);
+    let (stop, gave_up) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let stopper = Stopper { stop: Arc::clone(&stop), bell: Arc::clone(&bells.reactor), gave_up };
+
+    let mut device_rings = Vec::new();
+    let mut device_ports = Vec::new();
+    let (mut counters, mut gpus) = (Vec::new(), Vec::new());
+    let mut loads = Vec::new();
+    for device in &loaded.devices {
+        let (home, receiver) = ring(pieces_max, &bells.reactor);
+        device_rings.push(DeviceRings { inboxes: Vec::new(), home });
+        device_ports.push(DevicePort { receiver, ready: Arc::new(AtomicBool::new(true)) });
+        let name = device.device.name().to_string();
+        gpus.extend(device.device.gpu().map(|counters| (name.clone(), counters)));
+        counters.push((name, Arc::new(DeviceCounters::default())));
+        loads.push(Arc::new(AtomicU64::new(0)));
+    }
+
+    let (mut workers, mut drivers) = (Vec::new(), Vec::new());
+    let mut worker_ports = Vec::new();
+    let mut worker_panics = Vec::new();
+    for bell in &bells.workers {
+        // Behind each body may wait the end of its job, and before it that of the job whose body it was until just now.
+        let (sender, inbox) = ring(3 * bodies_max + pieces_max, bell);
+        let (home, receiver) = ring(bodies_max + pieces_max, &bells.reactor);
+        worker_ports.push(WorkerPort::new(sender, receiver));
+        let mut devices = Vec::new();
+        for (rings, bell) in device_rings.iter_mut().zip(&bells.devices) {
+            let (sender, receiver) = ring(pieces_max, bell);
+            devices.push(sender);
+            rings.inboxes.push(receiver);
+        }
+        let worker_limits = WorkerLimits { api: limits.clone(), piece: bounds, bodies_max };
+        let panics = Arc::new(AtomicU64::new(0));
+        worker_panics.push(Arc::clone(&panics));
+        workers.push(Worker {
+            inbox,
+            home,
+            devices,
+            load: loads.clone(),
+            ready: device_ports.iter().map(|port| Arc::clone(&port.ready)).collect(),
+            catalog: Arc::clone(&catalog),
+            models: Arc::clone(&served),
+            generations: generations.clone(),
+            clock: clock.clone(),
+            panics,
+            state: WorkerState::new(&worker_limits),
+            limits: worker_limits,
+        });
+    }
+
+    let planner_bounds = plan::Bounds {
+        sequences_max: settings.batching.sequences_max,
+        tokens_max: settings.batching.tokens_max,
+        linger_ns: settings.batching.linger_us * 1000,
+        age_ns_max: settings.batching.age_us_max * 1000,
+        pieces_max,
+        piece_sequences_max: bounds.sequences_max as usize,
+        models_max: loaded.models.len().max(1),
+    };
+    for (index, (device, rings)) in loaded.devices.into_iter().zip(device_rings).enumerate() {
+        let ports = Ports {
+            inboxes: rings.inboxes,
+            home: rings.home,
+            generations: generations.clone(),
+            load: Arc::clone(&loads[index]),
+            ready: Arc::clone(&device_ports[index].ready),
+            counters: Arc::clone(&counters[index].1),
+            on_death: settings.gpu.exit_when_dead.then(|| stopper.on_death()),
+        };
+        drivers.push(Driver::new(device.device, device.offers, planner_bounds, ports));
+    }
+
+    let names = catalog.entries().iter().map(|entry| entry.name.clone());
+    let metrics = Metrics::new(names, counters, gpus.clone(), worker_panics);
+    let parts = Parts {
+        catalog,
+        generations,
+        buffers: Buffers::new(settings.buffer_bytes(bounds, width_max)),
+        pieces: (0..pieces_max).map(|_| Box::new(Piece::with_bounds(bounds, width_max))).collect(),
+        bodies: (0..bodies_max).map(|_| Box::new(Body::new(WINDOW_PIECES_MAX))).collect(),
+        workers: worker_ports,
+        devices: device_ports,
+        metrics,
+        stop,
+        policy,
+    };
+    let reactor = Reactor::new(network, reactor_limits(settings), parts, clock.clone());
+    Ok(Wired { reactor, workers, drivers, stopper, gpus })
+}
+
 impl Build {
     fn start(self, address: SocketAddr) -> Result<Server, Error> {
         let Build { settings, keys, clock, sockets, loaded, device_bells } = self;
-        let limits = &settings.limits;
-        let bounds = piece_bounds(&settings, &loaded);
-        let width_max = width_max(&loaded);
-        settings.check_memory(bounds, width_max).map_err(|(_, message)| Error(message))?;
-        let (pieces_max, bodies_max) = (limits.pieces_max, limits.jobs_max);
-        let reactor_bell = sockets.doorbell();
-        let generations = Generations::new(limits.jobs_max);
-        let catalog = Arc::new(Catalog::new(entries(&loaded)));
-        let served: Arc<[Served]> = served(&loaded);
-        let (stop, gave_up) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-        let stopper = Stopper { stop: Arc::clone(&stop), bell: Arc::clone(&reactor_bell), gave_up };
+        let has_cores = cores_suffice(&settings, loaded.devices.len());
         let pins = Pins::new(&settings, loaded.devices.len());
+        let worker_bells: Vec<ThreadBell> = (0..settings.threads.workers).map(|_| ThreadBell::new()).collect();
+        let rung = |bells: &[ThreadBell]| bells.iter().map(|bell| Arc::clone(&bell.bell)).collect::<Vec<_>>();
+        let reactor_bell = sockets.doorbell();
+        let bells =
+            Bells { reactor: Arc::clone(&reactor_bell), workers: rung(&worker_bells), devices: rung(&device_bells) };
+        let mut clerks = Threads::default();
+        let policy = policy(&settings, &keys, &loaded, &mut clerks)?;
+        let wired = wire(&settings, &clock, loaded, sockets, policy, &bells)?;
+        let Wired { mut reactor, workers: idle_workers, drivers: idle_drivers, stopper, gpus } = wired;
 
-        let mut device_rings = Vec::new();
-        let mut device_ports = Vec::new();
-        let (mut counters, mut gpus) = (Vec::new(), Vec::new());
-        let mut loads = Vec::new();
-        for device in &loaded.devices {
-            let (home, receiver) = ring(pieces_max, &reactor_bell);
-            device_rings.push(DeviceRings { inboxes: Vec::new(), home });
-            device_ports.push(DevicePort { receiver, ready: Arc::new(AtomicBool::new(true)) });
-            let name = device.device.name().to_string();
-            gpus.extend(device.device.gpu().map(|counters| (name.clone(), counters)));
-            counters.push((name, Arc::new(DeviceCounters::default())));
-            loads.push(Arc::new(AtomicU64::new(0)));
-        }
-
-        let (mut workers, mut drivers) = (Threads::default(), Threads::default());
-        let mut worker_ports = Vec::new();
-        let mut worker_panics = Vec::new();
-        for index in 0..settings.threads.workers {
-            let bell = ThreadBell::new();
-            let (sender, inbox) = ring(2 * bodies_max + pieces_max, &bell.bell);
-            let (home, receiver) = ring(bodies_max + pieces_max, &reactor_bell);
-            worker_ports.push(WorkerPort::new(sender, receiver));
-            let mut devices = Vec::new();
-            for (rings, device) in device_rings.iter_mut().zip(&device_bells) {
-                let (sender, receiver) = ring(pieces_max, &device.bell);
-                devices.push(sender);
-                rings.inboxes.push(receiver);
-            }
-            let worker_limits = WorkerLimits { api: limits.clone(), piece: bounds, bodies_max };
-            let panics = Arc::new(AtomicU64::new(0));
-            worker_panics.push(Arc::clone(&panics));
-            let mut worker = Worker {
-                inbox,
-                home,
-                devices,
-                load: loads.clone(),
-                ready: device_ports.iter().map(|port| Arc::clone(&port.ready)).collect(),
-                catalog: Arc::clone(&catalog),
-                models: Arc::clone(&served),
-                generations: generations.clone(),
-                clock: clock.clone(),
-                panics,
-                state: WorkerState::new(&worker_limits),
-                limits: worker_limits,
-            };
-            workers.bells.push(Arc::clone(&bell.bell));
-            let shell =
-                Shell { clock: clock.clone(), quit: Arc::clone(&workers.quit), spin_ns: spin_ns(&settings), bell };
+        let spin_ns = settings.threads.spin_us * 1000;
+        let shell =
+            |quit: &Arc<AtomicBool>, bell| Shell { clock: clock.clone(), quit: Arc::clone(quit), spin_ns, bell };
+        let mut workers = Threads { bells: bells.workers, ..Threads::default() };
+        for (index, (mut worker, bell)) in idle_workers.into_iter().zip(worker_bells).enumerate() {
+            let shell = shell(&workers.quit, bell);
             workers.handles.push(spawn(format!("worker-{index}"), pins.worker(index), move || {
                 shell.run(&mut worker, |worker, _| (worker.step(), None), |worker, _| worker.has_work());
                 worker.drain();
             })?);
         }
-
-        let planner_bounds = plan::Bounds {
-            sequences_max: settings.batching.sequences_max,
-            tokens_max: settings.batching.tokens_max,
-            linger_ns: settings.batching.linger_us * 1000,
-            age_ns_max: settings.batching.age_us_max * 1000,
-            pieces_max,
-            piece_sequences_max: bounds.sequences_max as usize,
-            models_max: loaded.models.len().max(1),
+        let polls = match settings.gpu.poll {
+            When::Always => true,
+            When::Never => false,
+            When::Auto => has_cores,
         };
-        let has_cores = cores_suffice(&settings, loaded.devices.len());
-        let devices = loaded.devices.into_iter().zip(device_rings).zip(device_bells);
-        for (index, ((device, rings), bell)) in devices.enumerate() {
-            let ports = Ports {
-                inboxes: rings.inboxes,
-                home: rings.home,
-                generations: generations.clone(),
-                load: Arc::clone(&loads[index]),
-                ready: Arc::clone(&device_ports[index].ready),
-                counters: Arc::clone(&counters[index].1),
-                on_death: settings.gpu.exit_when_dead.then(|| stopper.on_death()),
-            };
-            let polls = device.device.gpu().is_some()
-                && match settings.gpu.poll {
-                    When::Always => true,
-                    When::Never => false,
-                    When::Auto => has_cores,
-                };
-            let mut driver = Driver::new(device.device, device.offers, planner_bounds, ports);
-            if polls {
+        let mut devices = Threads { bells: bells.devices, ..Threads::default() };
+        for (index, (mut driver, bell)) in idle_drivers.into_iter().zip(device_bells).enumerate() {
+            if polls && driver.is_gpu() {
                 driver.poll_while_busy();
             }
-            drivers.bells.push(Arc::clone(&bell.bell));
-            let shell =
-                Shell { clock: clock.clone(), quit: Arc::clone(&drivers.quit), spin_ns: spin_ns(&settings), bell };
-            drivers.handles.push(spawn(format!("device-{index}"), pins.device(index), move || {
+            let shell = shell(&devices.quit, bell);
+            devices.handles.push(spawn(format!("device-{index}"), pins.device(index), move || {
                 shell.run(&mut driver, step_driver, |driver, now_ns| driver.has_work(now_ns));
                 driver.drain(&shell.clock);
             })?);
         }
-
-        drivers.handles.extend(gpu::watch(&gpus, &drivers.quit));
-        let names = catalog.entries().iter().map(|entry| entry.name.clone());
-        let mut clerks = Threads::default();
-        let policy = policy(&settings, &keys, &catalog, &mut clerks)?;
-        let metrics = Metrics::new(names, counters, gpus, worker_panics);
-        let parts = Parts {
-            catalog,
-            generations,
-            buffers: Buffers::new(settings.buffer_bytes(bounds, width_max)),
-            pieces: (0..pieces_max).map(|_| Box::new(Piece::with_bounds(bounds, width_max))).collect(),
-            bodies: (0..bodies_max).map(|_| Box::new(Body::new(WINDOW_PIECES_MAX))).collect(),
-            workers: worker_ports,
-            devices: device_ports,
-            metrics,
-            stop,
-            policy,
-        };
-        let mut reactor = Reactor::new(sockets, reactor_limits(&settings), parts, clock.clone());
-        let bell = Arc::clone(&reactor_bell);
-        let spin_ns = spin_ns(&settings);
+        devices.handles.extend(gpu::watch(&gpus, &devices.quit));
+        let bodies_max = settings.limits.jobs_max;
         let reactor = spawn("reactor".into(), pins.reactor(), move || {
-            reactor::run(&mut reactor, &bell, &clock, spin_ns).map(|()| reactor)
+            reactor::run(&mut reactor, &reactor_bell, &clock, spin_ns).map(|()| reactor)
         })?;
-        Ok(Server { address, stopper, reactor, workers, devices: drivers, clerks, bodies_max })
+        Ok(Server { address, stopper, reactor, workers, devices, clerks, bodies_max })
     }
 }
 
 /// Who may ask, and where that is written down, with the thread that does.
-fn policy(settings: &Settings, keys: &ApiKeys, catalog: &Catalog, clerks: &mut Threads) -> Result<Policy, Error> {
+fn policy(settings: &Settings, keys: &ApiKeys, loaded: &Loaded, clerks: &mut Threads) -> Result<Policy, Error> {
     let server = &settings.server;
     let open = |target| {
-        let models = catalog.entries().iter().map(|entry| entry.name.as_str());
+        let models = loaded.models.iter().map(|model| model.model.name.as_str());
         journal::open(target, settings.limits.connections_max, models).map_err(Error)
     };
     let (journal, scribe) = server.access_log.as_ref().map(open).transpose()?.unzip();
@@ -431,15 +475,12 @@ fn policy(settings: &Settings, keys: &ApiKeys, catalog: &Catalog, clerks: &mut T
     })
 }
 
-fn step_driver(driver: &mut Driver, now_ns: u64) -> (bool, Option<u64>) {
+/// What a device's thread steps: whether anything was done, and when to step again even if nobody rings.
+pub fn step_driver(driver: &mut Driver, now_ns: u64) -> (bool, Option<u64>) {
     match driver.step(now_ns) {
         crate::device::driver::Rest::No => (true, None),
         crate::device::driver::Rest::Until(wake_at_ns) => (false, wake_at_ns),
     }
-}
-
-fn spin_ns(settings: &Settings) -> u64 {
-    settings.threads.spin_us * 1000
 }
 
 fn entries(loaded: &Loaded) -> Vec<Entry> {
@@ -578,20 +619,43 @@ impl Shell {
             let (worked, wake_at_ns) = step(state, now_ns);
             if worked {
                 spin_until_ns = now_ns + self.spin_ns;
-                continue;
             }
-            if now_ns < spin_until_ns || wake_at_ns.is_some_and(|wake_at_ns| wake_at_ns <= now_ns) {
-                std::hint::spin_loop();
-                continue;
-            }
-            let rested = || has_work(state, now_ns) || self.quit.load(Ordering::Relaxed);
-            if self.bell.bell.may_sleep(rested) {
-                match wake_at_ns {
-                    Some(wake_at_ns) => thread::park_timeout(Duration::from_nanos(wake_at_ns - now_ns)),
-                    None => thread::park(),
+            match Pause::after((worked, wake_at_ns), now_ns, spin_until_ns) {
+                Pause::None => {}
+                Pause::Spin => std::hint::spin_loop(),
+                Pause::Sleep(wake_at_ns) => {
+                    let rested = || has_work(state, now_ns) || self.quit.load(Ordering::Relaxed);
+                    if self.bell.bell.may_sleep(rested) {
+                        match wake_at_ns {
+                            Some(wake_at_ns) => thread::park_timeout(Duration::from_nanos(wake_at_ns - now_ns)),
+                            None => thread::park(),
+                        }
+                        self.bell.bell.awake();
+                    }
                 }
-                self.bell.bell.awake();
             }
         }
+    }
+}
+
+/// What a thread does between two steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pause {
+    None,
+    Spin,
+    /// It may sleep if [`Doorbell::may_sleep`] says so, until it is rung or, if given, until this time, which lies ahead.
+    Sleep(Option<u64>),
+}
+
+impl Pause {
+    /// After a step at `now_ns` that did something or did not, and wants to be called again at a time or does not.
+    pub fn after((worked, wake_at_ns): (bool, Option<u64>), now_ns: u64, spin_until_ns: u64) -> Pause {
+        if worked {
+            return Pause::None;
+        }
+        if now_ns < spin_until_ns || wake_at_ns.is_some_and(|wake_at_ns| wake_at_ns <= now_ns) {
+            return Pause::Spin;
+        }
+        Pause::Sleep(wake_at_ns)
     }
 }

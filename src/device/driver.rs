@@ -14,9 +14,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::{Device, Fault, Health, Lane, Offer, Pieces, Plan};
 use crate::clock::Clock;
-use crate::job::{Generations, ModelKey, Piece, ToReactor};
+use crate::job::{Census, Generations, ModelKey, Piece, ToReactor};
 use crate::metrics::DeviceCounters;
 use crate::plan::{Bounds, Cause, Dropped, Next, Planner};
+use crate::planted::{self, Bug};
 use crate::ring::{Receiver, Sender};
 
 /// How long a batch that executes when the server stops may still take.
@@ -110,6 +111,10 @@ impl Driver {
         }
     }
 
+    pub fn is_gpu(&self) -> bool {
+        self.device.gpu().is_some()
+    }
+
     /// From now on [`Driver::step`] asks to be called again at once while a batch executes.
     pub fn poll_while_busy(&mut self) {
         self.polls = true;
@@ -160,6 +165,18 @@ impl Driver {
     /// Pieces held here, waiting or executing.
     pub fn held(&self) -> usize {
         self.pieces.len()
+    }
+
+    /// What is here and on its way here.
+    pub fn census(&mut self) -> Census {
+        let mut census = Census { pieces: self.pieces.len(), ..Census::default() };
+        self.ports.inboxes.iter_mut().for_each(|inbox| inbox.each(|_| census.pieces += 1));
+        census
+    }
+
+    /// The tokens that count as this device's load.
+    pub fn load_tokens(&self) -> u64 {
+        self.ports.load.load(Ordering::Relaxed)
     }
 
     fn step_inner(&mut self, now_ns: u64) -> Rest {
@@ -221,7 +238,8 @@ impl Driver {
         let LaneState { plan, .. } = &self.lanes[lane];
         let pieces = &mut self.pieces;
         let mut output = |placement: usize, vector: &[f32]| {
-            let placement = plan.placements[placement];
+            let swaps = planted::is(Bug::SwapsNeighbours) && plan.placements.len() > 1 && placement < 2;
+            let placement = plan.placements[if swaps { 1 - placement } else { placement }];
             let start = placement.sequence as usize * vector.len();
             pieces.get_mut(placement.piece).outputs[start..start + vector.len()].copy_from_slice(vector);
         };
@@ -298,7 +316,9 @@ impl Driver {
             }
             self.release(piece, sequences, now_ns);
         }
-        self.ports.home.ring();
+        if !planted::is(Bug::DropsInSilence) {
+            self.ports.home.ring();
+        }
     }
 
     /// `sequences` of a piece are accounted for; with its last one it goes home.

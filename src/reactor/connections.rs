@@ -12,6 +12,7 @@ use crate::api::{self, Allow, Family, Reject, Route};
 use crate::http::{self, Head, Method, Phase, Request, ResponseHead, Step};
 use crate::job::{Buffer, JobKey};
 use crate::journal;
+use crate::planted::{self, Bug};
 
 /// A body up to this size is read to its end even if its head was refused, so that the connection can be kept.
 const REFUSED_BODY_BYTES_MAX: u32 = 64 << 10;
@@ -37,26 +38,26 @@ pub(super) struct Connection {
     pub(super) open: bool,
     pub(super) http: http::Connection,
     /// Bytes received and not yet released, from the start of the current request; capacity 0 while there are none.
-    input: Buffer,
+    pub(super) input: Buffer,
     /// Bytes to be written, the first `written` of them done; capacity 0 while there are none.
-    output: Buffer,
+    pub(super) output: Buffer,
     written: usize,
     /// Bytes written since the deadline for writing was last set.
     progress: usize,
     pub(super) job: Option<JobKey>,
     /// True exactly when the socket may hold bytes, or an end, that no edge will announce again.
-    readable: bool,
+    pub(super) readable: bool,
     /// The peer has sent its last byte.
     peer_closed: bool,
-    closing: Closing,
+    pub(super) closing: Closing,
     /// True exactly when a request has been answered on it.
     answered: bool,
-    listed_again: bool,
-    listed_dirty: bool,
+    pub(super) listed_again: bool,
+    pub(super) listed_dirty: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Closing {
+pub(super) enum Closing {
     No,
     /// When the output is written.
     AfterOutput,
@@ -91,7 +92,7 @@ impl Connection {
         self.open && self.job.is_none() && self.input.is_empty() && !self.has_output() && !self.readable
     }
 
-    fn has_output(&self) -> bool {
+    pub(super) fn has_output(&self) -> bool {
         self.written < self.output.len()
     }
 }
@@ -208,6 +209,7 @@ impl<N: Network> Reactor<N> {
         connection.written = 0;
         self.deadlines.clear(slot);
         self.network.close(slot);
+        self.parts.metrics.connections_closed += 1;
         self.connections_free.push(slot);
         // There may be room, and a file descriptor, for one that waits.
         self.accepts = true;
@@ -324,7 +326,7 @@ impl<N: Network> Reactor<N> {
             return false;
         }
         if !self.parts.buffers.grow(&mut connection.input, buffer_bytes) {
-            self.refuse_bytes(slot, Reject::NoBuffers, now_ns);
+            self.read_without_room(slot, now_ns);
             return false;
         }
         let filled = connection.input.len();
@@ -340,7 +342,7 @@ impl<N: Network> Reactor<N> {
                 self.turn_bytes_left -= read;
                 // A short read has emptied the socket: the next byte is a new edge. An end that has been announced
                 // already is not, so it must be read.
-                connection.readable = read == room || connection.peer_closed;
+                connection.readable = (read == room || connection.peer_closed) && !planted::is(Bug::ForgetsTheRest);
                 return true;
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => connection.readable = false,
@@ -348,6 +350,22 @@ impl<N: Network> Reactor<N> {
             Err(_) => self.close(slot),
         }
         false
+    }
+
+    /// There is no memory to read into. Whoever has sent something is told so; a client that has not asked for anything is
+    /// not answered either.
+    fn read_without_room(&mut self, slot: u32, now_ns: u64) {
+        let connection = &mut self.connections[slot as usize];
+        if connection.http.phase() != Phase::Idle {
+            return self.refuse_bytes(slot, Reject::NoBuffers, now_ns);
+        }
+        match self.network.read(slot, &mut [0; 512]) {
+            Ok(0) => self.end_of_input(slot),
+            Ok(_) => self.refuse_bytes(slot, Reject::NoBuffers, now_ns),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => connection.readable = false,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => self.list_again(slot),
+            Err(_) => self.close(slot),
+        }
     }
 
     /// The client sends nothing any more. What it has been answered is still written.
@@ -381,7 +399,7 @@ impl<N: Network> Reactor<N> {
         }
         match connection.http.phase() {
             // A draining server waits for nobody's next request, and for a first one shortly.
-            Phase::Idle if self.life != Life::Serving && connection.answered => self.close(slot),
+            Phase::Idle if self.life != Life::Serving && connection.answered => self.part(slot, now_ns),
             Phase::Idle if self.life != Life::Serving => self.deadlines.start(slot, Kind::Parting, now_ns),
             Phase::Idle => self.deadlines.start(slot, Kind::Idle, now_ns),
             Phase::Head => self.deadlines.start(slot, Kind::Head, now_ns),
@@ -459,6 +477,7 @@ impl<N: Network> Reactor<N> {
             Ok(Lead::Route(route @ (Route::Infer { .. } | Route::Embeddings))) => {
                 if self.connections[slot as usize].peer_closed {
                     // Whoever has closed already reads no answer, so nobody computes it.
+                    self.parts.metrics.jobs_started += 1;
                     self.client_gone(slot, &asked);
                     return self.end_of_input(slot);
                 }
@@ -627,7 +646,7 @@ impl<N: Network> Reactor<N> {
     }
 
     /// Appends small output. Without memory for it the connection ends, as it cannot be told anything.
-    fn append(&mut self, slot: u32, bytes: &[u8], now_ns: u64) {
+    pub(super) fn append(&mut self, slot: u32, bytes: &[u8], now_ns: u64) {
         let connection = &mut self.connections[slot as usize];
         let total = connection.output.len() + bytes.len();
         if !self.parts.buffers.grow(&mut connection.output, total) {
@@ -701,10 +720,7 @@ impl<N: Network> Reactor<N> {
             if connection.peer_closed && !connection.readable {
                 return self.close(slot);
             }
-            connection.closing = Closing::Lingering { discarded: 0 };
-            self.network.shut_down_write(slot);
-            self.deadlines.set(slot, Kind::Linger, now_ns);
-            return self.list_again(slot);
+            return self.part(slot, now_ns);
         }
         if connection.job.is_some() {
             // An interim answer (100 Continue) before the job's own.
@@ -716,11 +732,20 @@ impl<N: Network> Reactor<N> {
             Phase::Idle | Phase::Answer | Phase::Closed => self.deadlines.set(slot, Kind::Idle, now_ns),
         }
         if self.life != Life::Serving && connection.is_idle() {
-            return self.close(slot);
+            return self.part(slot, now_ns);
         }
         if !connection.input.is_empty() || connection.readable {
             self.list_again(slot);
         }
+    }
+
+    /// Sends no more, and closes when the client has: at once, what it sends ahead would come back as a reset and destroy an
+    /// answer that it has not read yet (RFC 9112, 9.6).
+    pub(super) fn part(&mut self, slot: u32, now_ns: u64) {
+        self.connections[slot as usize].closing = Closing::Lingering { discarded: 0 };
+        self.network.shut_down_write(slot);
+        self.deadlines.set(slot, Kind::Linger, now_ns);
+        self.list_again(slot);
     }
 
     /// Reads and throws away what a refused client still sends, within bounds.

@@ -99,6 +99,17 @@ impl Deadlines {
         Some((due, kind))
     }
 
+    /// What the connection is being given time for, if for anything.
+    pub fn kind(&self, connection: u32) -> Option<Kind> {
+        self.nodes[connection as usize].kind
+    }
+
+    /// How long ago the connection's deadline was set, if one runs.
+    pub fn elapsed_ns(&self, connection: u32, now_ns: u64) -> Option<u64> {
+        let Node { due_ns, kind, .. } = self.nodes[connection as usize];
+        Some((now_ns + self.lists[kind? as usize].duration_ns).saturating_sub(due_ns))
+    }
+
     /// When the next deadline falls due.
     pub fn next_ns(&self) -> Option<u64> {
         self.firsts().map(|first| self.nodes[first as usize].due_ns).min()
@@ -129,6 +140,7 @@ mod tests {
         assert_eq!(deadlines.next_ns(), Some(50), "a new deadline replaces the old one");
         deadlines.start(3, Kind::Write, 40);
         assert_eq!(deadlines.next_ns(), Some(50), "a running one is not started anew");
+        assert_eq!((deadlines.elapsed_ns(3, 45), deadlines.elapsed_ns(4, 45)), (Some(25), None));
         deadlines.clear(3);
         deadlines.clear(3);
         assert_eq!(deadlines.pop_due(100), Some((0, Kind::Idle)));

@@ -8,28 +8,29 @@ use crate::api::{self, Reject, Route};
 use crate::http::{Request, ResponseHead};
 use crate::job::{Body, Buffer, Errand, HEADROOM, JobKey, Piece, ToReactor, ToWorker};
 use crate::metrics::Stage;
+use crate::planted::{self, Bug};
 use crate::tokenize::encode_answer;
 
 /// One request between its complete body and its answer.
 #[derive(Debug)]
 pub(super) struct Job {
-    connection: ConnectionId,
+    pub(super) connection: ConnectionId,
     /// The worker that cuts it.
     worker: usize,
     /// The body, while it is at home.
-    body: Option<Box<Body>>,
+    pub(super) body: Option<Box<Body>>,
     /// What a worker has the body for; `None` exactly while it is at home.
-    out: Option<Errand>,
+    pub(super) out: Option<Errand>,
     /// Pieces in this job's hands, empty or full, and how many it may have.
-    lent: usize,
+    pub(super) lent: usize,
     window: usize,
     /// What its answer must look like; `None` exactly while the slot is free.
-    asked: Option<Asked>,
+    pub(super) asked: Option<Asked>,
     /// Results so far: `items × width` f32, little-endian, in input order.
-    values: Buffer,
+    pub(super) values: Buffer,
     items_done: u32,
     /// Tokens by which this job counts in the queue: an estimate from its bytes until they are known.
-    queue_tokens: u64,
+    pub(super) queue_tokens: u64,
     queued_ns: u64,
     started_ns: u64,
     done_ns: u64,
@@ -93,6 +94,7 @@ impl<N: Network> Reactor<N> {
         if bytes.capacity() - bytes.len() >= PARSER_PADDING {
             bytes.resize(bytes.len() + PARSER_PADDING, 0);
         }
+        self.parts.metrics.jobs_started += 1;
         let index = self.jobs_free.pop().expect("admitted");
         let mut body = self.parts.bodies.pop().expect("admitted");
         let key = self.parts.generations.key(index);
@@ -224,6 +226,9 @@ impl<N: Network> Reactor<N> {
     }
 
     fn piece_home(&mut self, mut piece: Box<Piece>, now_ns: u64) {
+        if planted::is(Bug::TrustsOldPieces) {
+            piece.job = self.parts.generations.key(piece.job.slot);
+        }
         let key = piece.job;
         if self.parts.generations.is_live(key) {
             match piece.fault {
@@ -360,6 +365,7 @@ impl<N: Network> Reactor<N> {
             metrics.record(stage, duration_ns);
         }
         metrics.record(Stage::Total, total_ns);
+        metrics.jobs_answered += 1;
         metrics.count_answer(Some(outline.model), 200);
         metrics.count_texts(outline.model, outline.items.into(), body.tokens, body.truncated.into(), total_ns);
 
@@ -390,7 +396,11 @@ impl<N: Network> Reactor<N> {
         let asked = Asked { model: Some(outline.model), ..asked };
         self.end_line(slot, &asked, 200, answer.len() - start, &stages, now_ns);
         self.finish_request(slot);
+        let again = planted::is(Bug::AnswersTwice).then(|| answer[start..].to_vec());
         self.queue_output(slot, answer, start, now_ns);
+        if let Some(again) = again {
+            self.append(slot, &again, now_ns);
+        }
     }
 
     /// Answers a job with an error.
@@ -403,6 +413,7 @@ impl<N: Network> Reactor<N> {
             asked.model = body.outline.map(|outline| outline.model).or(asked.model);
             stages = job.stages(body);
         }
+        self.parts.metrics.jobs_answered += 1;
         self.end(key);
         // The request's bytes have left the connection: what lies in its input is what the client sent after them.
         self.write_refusal(slot, &asked, reject, &stages, now_ns);
@@ -427,7 +438,9 @@ impl<N: Network> Reactor<N> {
         debug_assert!(self.parts.generations.is_live(key));
         self.parts.generations.end(key.slot);
         let job = std::mem::replace(&mut self.jobs[key.slot as usize], Job::new());
-        self.queue_tokens -= job.queue_tokens;
+        if !(planted::is(Bug::KeepsTokens) && job.out.is_some()) {
+            self.queue_tokens -= job.queue_tokens;
+        }
         self.timeouts.clear(key.slot);
         self.forget_waiting(key.slot);
         self.parts.buffers.put(job.values);

@@ -12,9 +12,11 @@
 //!
 //! The network is a trait: `sockets` is the real one, a simulation brings its own.
 
+mod check;
 mod connections;
 mod deadline;
 mod jobs;
+mod pace;
 mod sockets;
 mod timeouts;
 
@@ -38,6 +40,7 @@ use crate::serve::Account;
 use connections::Connection;
 use deadline::{Deadlines, Kind};
 use jobs::Job;
+pub use pace::Pace;
 pub use sockets::{Sockets, run};
 use timeouts::Timeouts;
 
@@ -61,6 +64,9 @@ const TURN_BYTES_ALL_MAX: usize = 4 << 20;
 
 /// What is read at once, at most.
 const READ_BYTES_MAX: usize = 64 << 10;
+
+/// After how long an answer that was written has been read as well, or never will be.
+const ANSWER_READ_NS: u64 = 1_000_000_000;
 
 /// What is read and thrown away of a client that goes on sending after a refusal.
 const LINGER_BYTES_MAX: usize = 8 << 20;
@@ -408,8 +414,12 @@ impl<N: Network> Reactor<N> {
         }
         self.life = Life::Draining { until_ns: now_ns + self.limits.drain_ns };
         for slot in 0..self.connections.len() as u32 {
-            if self.connections[slot as usize].is_idle() {
-                self.close(slot);
+            if !self.connections[slot as usize].is_idle() {
+                continue;
+            }
+            match self.deadlines.elapsed_ns(slot, now_ns) {
+                Some(idle_ns) if idle_ns < ANSWER_READ_NS => self.part(slot, now_ns),
+                Some(_) | None => self.close(slot),
             }
         }
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token, Waker};
 
-use super::{ConnectionId, Event, Network, Reactor};
+use super::{ConnectionId, Event, Network, Pace, Reactor};
 use crate::clock::Clock;
 use crate::ring::Doorbell;
 
@@ -135,17 +135,9 @@ impl Sockets {
 /// `spin_ns`: how long to look for work before sleeping.
 pub fn run(reactor: &mut Reactor<Sockets>, bell: &Doorbell, clock: &Clock, spin_ns: u64) -> io::Result<()> {
     let mut events = Events::with_capacity(EVENTS_MAX);
-    let mut busy_until_ns = 0;
-    let mut rest = reactor.turn(clock.now_ns());
+    let mut pace = Pace::begin(reactor, clock.now_ns(), spin_ns);
     while !reactor.has_ended() {
-        let now_ns = clock.now_ns();
-        let sleeps = !rest.again && now_ns >= busy_until_ns && bell.may_sleep(|| reactor.has_work());
-        let timeout = match rest.wake_at_ns {
-            _ if !sleeps => Some(Duration::ZERO),
-            // Rounded up, as the poll's own clock has milliseconds and would wake just before the deadline.
-            Some(wake_at_ns) => Some(Duration::from_millis(wake_at_ns.saturating_sub(now_ns).div_ceil(1_000_000))),
-            None => None,
-        };
+        let timeout = pace.timeout(reactor, bell, clock.now_ns());
         reactor.network().wait(&mut events, timeout)?;
         bell.awake();
         let now_ns = clock.now_ns();
@@ -165,13 +157,7 @@ pub fn run(reactor: &mut Reactor<Sockets>, bell: &Doorbell, clock: &Clock, spin_
                 }
             }
         }
-        let worked = any || rest.again || reactor.has_work();
-        if worked || rest.wake_at_ns.is_some_and(|wake_at_ns| wake_at_ns <= now_ns) {
-            rest = reactor.turn(now_ns);
-        }
-        if worked && spin_ns > 0 {
-            busy_until_ns = now_ns + spin_ns;
-        }
+        pace.woken(reactor, any, now_ns);
     }
     Ok(())
 }

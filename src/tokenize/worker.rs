@@ -17,8 +17,9 @@ use crate::api::{self, Catalog, Inputs, Item, Outline, Reject};
 use crate::clock::Clock;
 use crate::config::Limits;
 use crate::job::{
-    Body, Errand, Generations, HEADROOM, JobKey, ModelKey, Piece, PieceBounds, Span, ToReactor, ToWorker,
+    Body, Census, Errand, Generations, HEADROOM, JobKey, ModelKey, Piece, PieceBounds, Span, ToReactor, ToWorker,
 };
+use crate::planted::{self, Bug};
 use crate::ring::{Receiver, Sender};
 
 /// One served model as a worker needs it.
@@ -137,6 +138,14 @@ impl Worker {
         !self.inbox.is_empty() || self.state.active.iter().any(|active| !active.body.pieces.is_empty())
     }
 
+    /// What is here and on its way here.
+    pub fn census(&mut self) -> Census {
+        let mut census = Census::default();
+        self.inbox.each(|part| census.see_to_worker(part));
+        self.state.active.iter().for_each(|active| census.see_body(&active.body));
+        census
+    }
+
     /// Parses a body. What it asks for becomes the first in line.
     fn begin(&mut self, mut body: Box<Body>) {
         let start_ns = self.clock.now_ns();
@@ -179,6 +188,7 @@ impl Worker {
     fn supply(&mut self, job: JobKey, piece: Box<Piece>) {
         match self.state.active.iter_mut().find(|active| active.body.job == job) {
             Some(active) => active.body.pieces.push(piece),
+            None if planted::is(Bug::LosesPieces) => {}
             None => {
                 self.home.push(ToReactor::Piece(piece));
                 self.home.ring();
@@ -275,7 +285,8 @@ impl Worker {
 
     fn go_home(&mut self, mut body: Box<Body>, verdict: Result<(), Reject>) {
         // A request that was cut to its end wakes nobody: its last piece will.
-        let quiet = body.errand == Errand::Cut && verdict.is_ok();
+        let is_well = verdict.is_ok() || planted::is(Bug::RefusesInSilence);
+        let quiet = body.errand == Errand::Cut && is_well;
         body.verdict = verdict;
         self.home.push(ToReactor::Body(body));
         if !quiet {
