@@ -73,13 +73,8 @@ impl Shadow {
 
     fn offer(&mut self, key: ModelKey, offer: &Offer) {
         let slot = self.models.iter().position(Option::is_none).unwrap();
-        self.models[slot] = Some(ShadowModel {
-            key,
-            offer: offer.clone(),
-            account: self.level,
-            aged_last: false,
-            jobs: Vec::new(),
-        });
+        self.models[slot] =
+            Some(ShadowModel { key, offer: offer.clone(), account: self.level, aged_last: false, jobs: Vec::new() });
     }
 
     fn withdraw(&mut self, key: ModelKey) {
@@ -466,8 +461,7 @@ impl Stage {
                 let model = shadow.models[slot].as_ref().unwrap();
                 assert_eq!(plan.model, model.key, "whose turn it is");
                 check_plan(&model.offer, &shadow.bounds, &plan);
-                let is_anchor =
-                    |placed: &Placement| (placed.piece, placed.sequence) == (anchor.piece, anchor.sequence);
+                let is_anchor = |placed: &Placement| (placed.piece, placed.sequence) == (anchor.piece, anchor.sequence);
                 assert!(plan.placements.iter().any(is_anchor), "the first in order is always placed");
                 let served = shadow.jobs_in(slot, &plan);
                 shadow.apply(slot, chosen, &anchor, self.now_ns, &plan);
