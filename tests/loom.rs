@@ -3,8 +3,8 @@
 //! Runs under `RUSTFLAGS="--cfg loom" cargo test --test loom --release`; without that cfg there is nothing in here.
 #![cfg(loom)]
 
-use loom::sync::{Arc, Condvar, Mutex};
 use loom::sync::atomic::{AtomicUsize, Ordering};
+use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use reactrt::ring::Doorbell;
 
@@ -65,28 +65,6 @@ fn two_ringers_wake_a_sleeper_once() {
     });
 }
 
-/// What a thread sleeps on: an eventfd, or a thread's own token. A wake ends the sleep, or the next one.
-#[derive(Default)]
-struct Bed {
-    woken: Mutex<bool>,
-    changed: Condvar,
-}
-
-impl Bed {
-    fn wake(&self) {
-        *self.woken.lock().unwrap() = true;
-        self.changed.notify_one();
-    }
-
-    fn sleep(&self) {
-        let mut woken = self.woken.lock().unwrap();
-        while !*woken {
-            woken = self.changed.wait(woken).unwrap();
-        }
-        *woken = false;
-    }
-}
-
 /// One ring of one producer: where its tail and its head are. Parts themselves do not matter here.
 #[derive(Default)]
 struct Ring {
@@ -110,10 +88,16 @@ impl Ring {
     }
 }
 
+/// A doorbell of the calling thread.
+fn unparking_bell() -> Arc<Doorbell> {
+    let owner = thread::current();
+    Arc::new(Doorbell::new(Box::new(move || owner.unpark())))
+}
+
 /// A thread as the server's shells run one: it pops, and sleeps only where `may_sleep` lets it. It ends when it has popped
-/// `parts`; loom reports a sleep that nobody ends. `awake` is called after each wait, as the reactor does, or after sleeps
-/// only, as the others do.
-fn pops_all(bell: &Doorbell, bed: &Bed, rings: &[Arc<Ring>], parts: usize, awake_always: bool) {
+/// `parts`; loom reports a sleep that nobody ends. `awake_always`: after each wait, as the reactor does it, and not after
+/// sleeps only.
+fn pops_all(bell: &Doorbell, sleep: impl Fn(), rings: &[Arc<Ring>], parts: usize, awake_always: bool) {
     let mut popped = 0;
     loop {
         popped += rings.iter().map(|ring| ring.pop()).sum::<usize>();
@@ -122,7 +106,7 @@ fn pops_all(bell: &Doorbell, bed: &Bed, rings: &[Arc<Ring>], parts: usize, awake
         }
         let sleeps = bell.may_sleep(|| rings.iter().any(|ring| !ring.is_empty()));
         if sleeps {
-            bed.sleep();
+            sleep();
         }
         if sleeps || awake_always {
             bell.awake();
@@ -130,65 +114,93 @@ fn pops_all(bell: &Doorbell, bed: &Bed, rings: &[Arc<Ring>], parts: usize, awake
     }
 }
 
-/// `producers` threads with a ring each push two parts, ringing after each.
-fn nobody_sleeps_for_ever(producers: usize, awake_always: bool) {
-    let mut model = loom::model::Builder::new();
-    // Enough to part every step of the protocol from the next, as its two sides have three each.
-    model.preemption_bound = Some(3);
-    model.check(move || {
-        let bed = Arc::new(Bed::default());
-        let waker = Arc::clone(&bed);
-        let bell = Arc::new(Doorbell::new(Box::new(move || waker.wake())));
-        let rings: Vec<Arc<Ring>> = (0..producers).map(|_| Arc::default()).collect();
-        let threads: Vec<_> = rings
-            .iter()
-            .map(|ring| {
-                let (bell, ring) = (Arc::clone(&bell), Arc::clone(ring));
-                thread::spawn(move || {
-                    for _ in 0..2 {
-                        ring.push();
-                        bell.ring();
-                    }
-                })
+/// So many producers with a ring each push so many parts, ringing after each.
+fn nobody_sleeps_for_ever(producers: usize, parts: usize, awake_always: bool) {
+    explored(move || {
+        let bell = unparking_bell();
+        let rings: Vec<Arc<Ring>> = (0..producers).map(|_| Arc::new(Ring::default())).collect();
+        let produce = |ring: &Arc<Ring>| {
+            let (bell, ring) = (Arc::clone(&bell), Arc::clone(ring));
+            thread::spawn(move || {
+                for _ in 0..parts {
+                    ring.push();
+                    bell.ring();
+                }
             })
-            .collect();
-        pops_all(&bell, &bed, &rings, 2 * producers, awake_always);
+        };
+        let threads: Vec<_> = rings.iter().map(produce).collect();
+        pops_all(&bell, thread::park, &rings, parts * producers, awake_always);
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
 }
 
+/// All interleavings in which at most so many times a thread is stopped where it could go on: each side of the protocol has
+/// three steps.
+fn explored(model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
 #[test]
 fn one_producer_and_a_thread_that_sleeps_again_and_again() {
-    nobody_sleeps_for_ever(1, false);
-    nobody_sleeps_for_ever(1, true);
+    nobody_sleeps_for_ever(1, 4, false);
+    nobody_sleeps_for_ever(1, 4, true);
 }
 
 #[test]
 fn two_producers_with_rings_of_their_own_and_one_sleeper() {
-    nobody_sleeps_for_ever(2, false);
-    nobody_sleeps_for_ever(2, true);
+    nobody_sleeps_for_ever(2, 2, false);
+    nobody_sleeps_for_ever(2, 2, true);
 }
 
-/// The reactor and a worker push to one another: each sleeps and each rings the other's bell.
+/// What a reactor sleeps on: its eventfd. A wake ends the sleep, or the next one.
+struct EventFd {
+    woken: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl EventFd {
+    fn new() -> Arc<EventFd> {
+        Arc::new(EventFd { woken: Mutex::new(false), changed: Condvar::new() })
+    }
+
+    fn bell(this: &Arc<EventFd>) -> Arc<Doorbell> {
+        let this = Arc::clone(this);
+        Arc::new(Doorbell::new(Box::new(move || {
+            *this.woken.lock().unwrap() = true;
+            this.changed.notify_one();
+        })))
+    }
+
+    fn sleep(&self) {
+        let mut woken = self.woken.lock().unwrap();
+        while !*woken {
+            woken = self.changed.wait(woken).unwrap();
+        }
+        *woken = false;
+    }
+}
+
+/// A part goes to a worker and comes home: each of the two sleeps, and each rings the other's bell.
 #[test]
 fn two_threads_that_answer_one_another() {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
-    model.check(|| {
-        let beds: [Arc<Bed>; 2] = [Arc::default(), Arc::default()];
-        let bells = beds.clone().map(|bed| Arc::new(Doorbell::new(Box::new(move || bed.wake()))));
-        let [there, back]: [Arc<Ring>; 2] = [Arc::default(), Arc::default()];
+    explored(|| {
+        let (there, back) = (Arc::new(Ring::default()), Arc::new(Ring::default()));
+        let (reactors, workers) = (EventFd::new(), EventFd::new());
+        let (reactors_bell, workers_bell) = (EventFd::bell(&reactors), EventFd::bell(&workers));
         let worker = {
-            let (there, back, bells, bed) = (Arc::clone(&there), Arc::clone(&back), bells.clone(), Arc::clone(&beds[1]));
+            let (there, back) = (Arc::clone(&there), Arc::clone(&back));
+            let (own, other) = (Arc::clone(&workers_bell), Arc::clone(&reactors_bell));
             thread::spawn(move || {
-                pops_all(&bells[1], &bed, &[there], 1, false);
+                pops_all(&own, || workers.sleep(), &[there], 1, false);
                 back.push();
-                bells[0].ring();
+                other.ring();
             })
         };
         there.push();
-        bells[1].ring();
-        pops_all(&bells[0], &beds[0], &[back], 1, true);
+        workers_bell.ring();
+        pops_all(&reactors_bell, || reactors.sleep(), &[back], 1, true);
         worker.join().unwrap();
     });
 }

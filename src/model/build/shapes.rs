@@ -330,7 +330,8 @@ mod tests {
         let bucket = |rows, length, sequences| AskedBucket { rows, length, sequences };
         assert_eq!("8x128".parse(), Ok(bucket(8, 128, None)));
         assert_eq!("8X256:64".parse(), Ok(bucket(8, 256, Some(64))));
-        for wrong in ["", "8", "8x", "x8", "0x32", "1x0", "-1x32", "1x32:0", "1x32x4", "1x32:a", "99999999999x1", "8\u{7f}"]
+        for wrong in
+            ["", "8", "8x", "x8", "0x32", "1x0", "-1x32", "1x32:0", "1x32x4", "1x32:a", "99999999999x1", "8\u{7f}"]
         {
             let words = wrong.parse::<AskedBucket>().unwrap_err();
             assert!(words.contains("is no bucket") && !words.contains(char::is_control), "{words:?}");
