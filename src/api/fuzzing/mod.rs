@@ -27,7 +27,7 @@ const LIMITS: Limits = Limits {
     body_bytes_max: 4096,
     texts_max: 6,
     text_bytes_max: 40,
-    json_values_max: 48,
+    json_values_max: 160,
     answer_bytes_max: 2000,
     memory_bytes_max: None,
 };
