@@ -11,35 +11,65 @@ use reactrt::http::fuzzing::Event;
 use reactrt::tokenize::Tokenizer;
 use reactrt::{api, config, http, model, plan, tokenize};
 
-/// Every corpus, the files it has at least, and what becomes of an input, as names say it.
-const TARGETS: [(&str, usize, fn(&[u8]) -> String); 9] = [
-    ("body", 50, |input| match api::fuzzing::body(input) {
-        Ok(_) => "ok".to_owned(),
-        Err(status) => status.to_string(),
-    }),
-    ("config", 12, |input| taken(config::fuzzing::config(input).is_some_and(|read| read.is_ok()))),
-    ("connection", 15, |input| {
-        http::fuzzing::connection(input);
-        String::new()
-    }),
-    ("manifest", 8, |input| taken(model::manifest::fuzzing::manifest(input))),
-    ("onnx", 10, |input| taken(model::onnx::fuzzing::onnx(input).is_some())),
-    ("plan", 8, |input| {
-        plan::fuzzing::plan(input);
-        String::new()
-    }),
-    ("request", 80, |input| match http::fuzzing::request(input).last() {
+/// A fuzz target, as its corpus is replayed.
+struct Target {
+    name: &'static str,
+    /// Files that its corpus has at least.
+    files_min: usize,
+    /// What becomes of an input, as names say it; empty where nothing is refused.
+    outcome: fn(&[u8]) -> String,
+}
+
+const TARGETS: [Target; 9] = [
+    Target { name: "body", files_min: 50, outcome: body },
+    Target { name: "config", files_min: 12, outcome: config },
+    Target { name: "connection", files_min: 15, outcome: connection },
+    Target { name: "manifest", files_min: 8, outcome: |input| taken(model::manifest::fuzzing::manifest(input)) },
+    Target { name: "onnx", files_min: 10, outcome: |input| taken(model::onnx::fuzzing::onnx(input).is_some()) },
+    Target { name: "plan", files_min: 8, outcome: plan },
+    Target { name: "request", files_min: 80, outcome: request },
+    Target { name: "truncation", files_min: 15, outcome: truncation },
+    Target {
+        name: "weights",
+        files_min: 12,
+        outcome: |input| taken(model::weights::fuzzing::weights(input).is_some()),
+    },
+];
+
+fn request(input: &[u8]) -> String {
+    match http::fuzzing::request(input).last() {
         Some(Event::Request(_)) => "ok".to_owned(),
         Some(Event::Refuse(refusal)) => refusal.status().to_string(),
         None | Some(Event::Head(_) | Event::Continue) => "more".to_owned(),
-    }),
-    ("truncation", 15, |input| {
-        thread_local!(static TOKENIZERS: Vec<Tokenizer> = tokenizers());
-        TOKENIZERS.with(|tokenizers| tokenize::fuzzing::truncation(tokenizers, input));
-        String::new()
-    }),
-    ("weights", 12, |input| taken(model::weights::fuzzing::weights(input).is_some())),
-];
+    }
+}
+
+fn body(input: &[u8]) -> String {
+    match api::fuzzing::body(input) {
+        Ok(_) => "ok".to_owned(),
+        Err(status) => status.to_string(),
+    }
+}
+
+fn config(input: &[u8]) -> String {
+    taken(config::fuzzing::config(input).is_some_and(|read| read.is_ok()))
+}
+
+fn connection(input: &[u8]) -> String {
+    http::fuzzing::connection(input);
+    String::new()
+}
+
+fn plan(input: &[u8]) -> String {
+    plan::fuzzing::plan(input);
+    String::new()
+}
+
+fn truncation(input: &[u8]) -> String {
+    thread_local!(static TOKENIZERS: Vec<Tokenizer> = tokenizers());
+    TOKENIZERS.with(|tokenizers| tokenize::fuzzing::truncation(tokenizers, input));
+    String::new()
+}
 
 fn taken(taken: bool) -> String {
     if taken { "ok" } else { "no" }.to_owned()
@@ -54,7 +84,7 @@ fn tokenizers() -> Vec<Tokenizer> {
 #[test]
 fn every_file_becomes_what_its_name_says() {
     let mut others = Vec::new();
-    for (target, files_min, outcome) in TARGETS {
+    for Target { name: target, files_min, outcome } in TARGETS {
         let files = files(target);
         assert!(files.len() >= files_min, "{target}: only {} files: has the corpus been lost?", files.len());
         for path in files {
@@ -76,7 +106,7 @@ fn every_file_becomes_what_its_name_says() {
 /// Every corpus is replayed, and every target has one.
 #[test]
 fn no_corpus_is_left_out() {
-    let replayed: Vec<&str> = TARGETS.iter().map(|(target, _, _)| *target).collect();
+    let replayed: Vec<&str> = TARGETS.iter().map(|target| target.name).collect();
     assert_eq!(names("corpus"), replayed);
     let targets = names("fuzz_targets");
     let targets: Vec<&str> = targets.iter().filter_map(|name| name.strip_suffix(".rs")).collect();

@@ -310,7 +310,14 @@ impl<'de> Visitor<'de> for UniqueVisitor {
 
 /// The beginning of a text out of the file, fit for one line of a log.
 fn shown(text: &str) -> String {
-    text.escape_debug().take(60).collect()
+    let mut shown = String::new();
+    for letter in text.chars().take(60) {
+        match letter.is_control() {
+            true => shown.extend(letter.escape_debug()),
+            false => shown.push(letter),
+        }
+    }
+    shown
 }
 
 /// A value and where it stands.
@@ -327,7 +334,7 @@ struct Fields<'a> {
 
 impl<'a> At<'a> {
     fn wrong(&self, needed: &str) -> String {
-        let shown: String = self.value.to_string().chars().take(60).collect();
+        let shown = shown(&self.value.to_string());
         let path = if self.path.is_empty() { "the manifest" } else { &self.path };
         format!("`{path}` is {shown}; {needed} is needed")
     }
