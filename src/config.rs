@@ -9,6 +9,8 @@
 //! aside, see `model::fetch`).
 
 mod check;
+#[doc(hidden)]
+pub mod fuzzing;
 mod keys;
 mod models;
 mod read;

@@ -40,7 +40,9 @@ impl Doorbell {
     /// To be called after the work has been pushed.
     pub fn ring(&self) {
         fence(Ordering::SeqCst);
-        if self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::Relaxed) {
+        // Of several ringers one wakes. The others, and those who come too late, leave the flag as it is.
+        let asleep = || self.asleep.compare_exchange(true, false, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if self.asleep.load(Ordering::Relaxed) && asleep() {
             (self.wake)();
         }
     }

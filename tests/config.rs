@@ -358,6 +358,32 @@ fn a_few_lines_cannot_grow_to_gigabytes() {
 }
 
 #[test]
+fn values_with_names_inside_one_another_are_counted_as_often_as_they_are_kept() {
+    let values = ["x"; 1000].join(", ");
+    let named = |count: usize| {
+        let opened: String = (0..count).map(|index| format!("&a{index} [")).collect();
+        format!("a: {opened}{values}{}\n", "]".repeat(count))
+    };
+    let said = parse(&named(10)).unwrap_err();
+    assert!(said.starts_with("c.yaml:1: unknown key \"a\""), "{said}");
+    let said = parse(&named(200)).unwrap_err();
+    assert!(said.ends_with("not valid YAML: more than 100000 values"), "{said}");
+}
+
+#[test]
+fn words_of_the_file_stay_on_one_line_and_very_long_ones_have_no_neighbour() {
+    let said = parse("embedding_models: {\"a\\nb\": {}, c: {model_path: x, prompts: {\"d\\ne\": [1]}}}\n").unwrap_err();
+    let expected = [
+        "c.yaml:1: embedding_models.a\\nb has no model_path",
+        "c.yaml:1: embedding_models.a\\nb: a model's name has 1 to 256 bytes and no control characters",
+        "c.yaml:1: embedding_models.c.prompts: d\\ne: expected a text, found a list",
+    ];
+    assert_eq!(said.lines().collect::<Vec<_>>(), expected);
+    let long = "server".repeat(50);
+    assert_eq!(parse(&format!("{long}: 1\n")).unwrap_err(), format!("c.yaml:1: unknown key \"{long}\""));
+}
+
+#[test]
 fn an_alias_repeats_what_it_names() {
     let text = "embedding_models:\n  a: {model_path: x, cuda_graph_list: &sizes [1, 2]}\n  b: {model_path: y, cuda_graph_list: *sizes}\n";
     let settings = parse(text).unwrap();

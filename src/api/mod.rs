@@ -9,6 +9,8 @@
 //! no answer is ever longer than the [`answer_bytes_max`] promised for it. After warm-up nothing here allocates, but for
 //! bodies above 1 MiB.
 
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod gate;
 mod json;
 pub mod native;

@@ -57,7 +57,7 @@ impl Reader<'_> {
 
     /// The entry and the line of its name.
     fn read_model(&mut self, section: &str, task: Task, word: &Word, node: &Node) -> Option<(ModelSettings, usize)> {
-        let what = format!("{section}.{}", word.text);
+        let what = format!("{section}.{}", word.text.escape_debug());
         let place = self.place(&Origin::File { line: word.line });
         let mut model = ModelSettings::new(task, &word.text, "", &place);
         let mut name_line = word.line;
@@ -183,7 +183,7 @@ fn prompts(node: &Node) -> Result<Vec<(String, String)>, String> {
         let text = match &text.value {
             Value::Scalar { text, plain } if !plain || !text.is_empty() => text.clone(),
             Value::Scalar { .. } | Value::List(_) | Value::Map(_) => {
-                return Err(format!("{}: {}", name.text, expected("a text", text)));
+                return Err(format!("{}: {}", name.text.escape_debug(), expected("a text", text)));
             }
         };
         list.push((name.text.clone(), text));

@@ -194,10 +194,17 @@ fn unknown_in_section(section: &str, word: &str) -> String {
     format!("unknown key {word:?} in {section}{}", did_you_mean(word, names.map(|key| key.name().to_owned())))
 }
 
+/// No name here is near a longer word.
+const WORD_CHARACTERS_MAX: usize = 200;
+
 /// `; did you mean "x"?`, or if nothing is near, what there is.
 pub fn did_you_mean(word: &str, known: impl Iterator<Item = String>) -> String {
     let mut known: Vec<String> = known.collect();
     known.dedup();
+    // The distance takes memory in the product of the lengths.
+    if word.chars().count() > WORD_CHARACTERS_MAX {
+        return String::new();
+    }
     let near = known.iter().map(|name| (strsim::damerau_levenshtein(word, name), name)).min();
     match near {
         // A third of the letters may differ, and never all of a short word's.

@@ -1,7 +1,7 @@
 //! YAML as a tree that remembers lines.
 //!
-//! A configuration is small, so the tree owns its text. Bounds: nodes in all (aliases count what they repeat, so that a
-//! few lines cannot grow to gigabytes) and nesting, which the parser itself limits to 255.
+//! A configuration is small, so the tree owns its text. Bounds: nodes in all (aliases count what they repeat, and anchors what
+//! is kept for them, so that a few lines cannot grow to gigabytes) and nesting, which the parser itself limits to 255.
 
 use std::collections::HashMap;
 
@@ -137,6 +137,8 @@ impl<'a> Source<'a> {
         };
         let node = Node { line: line(span), value };
         if anchor != 0 {
+            // What has a name is kept twice, once more for each named value around it.
+            self.count(weight(&node), span)?;
             self.anchors.insert(anchor, node.clone());
         }
         Ok(node)

@@ -7,6 +7,8 @@
 //! Invariants: what is written is read back equal; [`parse`] takes any bytes and either gives a manifest that is consistent
 //! in itself or names the key that is wrong; whatever the file says, nothing outside its folder is opened because of it.
 
+#[doc(hidden)]
+pub mod fuzzing;
 mod read;
 
 use std::path::{Path, PathBuf};

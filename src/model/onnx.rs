@@ -19,7 +19,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
-use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
 use half::f16;
@@ -27,6 +27,9 @@ use prost::Message;
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
 
 use super::files::open_regular;
+
+#[doc(hidden)]
+pub mod fuzzing;
 
 /// The messages of the ONNX schema, with the fields that we use. Unknown fields are skipped on reading.
 pub mod schema {
@@ -932,12 +935,16 @@ impl Summary {
     pub fn read(path: &Path) -> io::Result<Summary> {
         let file = open_regular(path)?;
         let length = file.metadata()?.len();
-        let mut reader = BufReader::new(file);
+        Summary::read_from(&mut BufReader::new(file), length)
+    }
+
+    /// The same of a file that has `length` bytes from where the reader stands.
+    fn read_from(reader: &mut (impl Read + Seek), length: u64) -> io::Result<Summary> {
         let mut summary = Summary::default();
         let mut position = 0;
         while position < length {
             let is_first = position == 0;
-            let (field, bytes) = read_field(&mut reader, &mut position, length)?;
+            let (field, bytes) = read_field(reader, &mut position, length)?;
             if is_first && field > MODEL_FIELD_MAX {
                 return Err(corrupt("it does not begin like a model (is this an ONNX file?)"));
             }
@@ -947,12 +954,12 @@ impl Summary {
             if field == GRAPH {
                 let end = position + bytes;
                 while position < end {
-                    let (field, bytes) = read_field(&mut reader, &mut position, end)?;
-                    summary.graph_field(field, bytes, &mut reader)?;
+                    let (field, bytes) = read_field(reader, &mut position, end)?;
+                    summary.graph_field(field, bytes, reader)?;
                     position += bytes;
                 }
             } else {
-                summary.field(field, bytes, &mut reader)?;
+                summary.field(field, bytes, reader)?;
                 position += bytes;
             }
         }
@@ -967,7 +974,7 @@ impl Summary {
         self.metadata.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str())
     }
 
-    fn field(&mut self, field: u32, bytes: u64, reader: &mut BufReader<File>) -> io::Result<()> {
+    fn field(&mut self, field: u32, bytes: u64, reader: &mut (impl Read + Seek)) -> io::Result<()> {
         match field {
             PRODUCER_NAME => self.producer_name = read_text(reader, bytes)?,
             PRODUCER_VERSION => self.producer_version = read_text(reader, bytes)?,
@@ -986,7 +993,7 @@ impl Summary {
         Ok(())
     }
 
-    fn graph_field(&mut self, field: u32, bytes: u64, reader: &mut BufReader<File>) -> io::Result<()> {
+    fn graph_field(&mut self, field: u32, bytes: u64, reader: &mut (impl Read + Seek)) -> io::Result<()> {
         match field {
             INPUT => self.inputs.push(port(read_message(reader, bytes)?)),
             OUTPUT => self.outputs.push(port(read_message(reader, bytes)?)),
@@ -998,7 +1005,13 @@ impl Summary {
     }
 
     /// Gathers the files that tensors lie in from a message of `bytes`, inside `depth` others.
-    fn tensors(&mut self, message: Holder, depth: usize, bytes: u64, reader: &mut BufReader<File>) -> io::Result<()> {
+    fn tensors(
+        &mut self,
+        message: Holder,
+        depth: usize,
+        bytes: u64,
+        reader: &mut (impl Read + Seek),
+    ) -> io::Result<()> {
         if depth > DEPTH_MAX {
             return Err(corrupt("graphs inside graphs, too many"));
         }
@@ -1064,7 +1077,7 @@ fn port(info: ValueInfoProto) -> Port {
 }
 
 /// A field's number and the bytes that follow it, all before `end`; `position` moves to where they begin.
-fn read_field(reader: &mut BufReader<File>, position: &mut u64, end: u64) -> io::Result<(u32, u64)> {
+fn read_field(reader: &mut (impl Read + Seek), position: &mut u64, end: u64) -> io::Result<(u32, u64)> {
     match read_key(reader, position)? {
         (field, Wire::Number) => Ok((field, 0)),
         (field, Wire::Bytes(value)) if *position <= end && value <= end - *position => Ok((field, value)),
@@ -1074,7 +1087,7 @@ fn read_field(reader: &mut BufReader<File>, position: &mut u64, end: u64) -> io:
 }
 
 /// The same of messages further in, some of whose fields are floats.
-fn read_any_field(reader: &mut BufReader<File>, position: &mut u64, end: u64) -> io::Result<(u32, u64)> {
+fn read_any_field(reader: &mut (impl Read + Seek), position: &mut u64, end: u64) -> io::Result<(u32, u64)> {
     let (field, bytes) = match read_key(reader, position)? {
         (field, Wire::Number) => (field, 0),
         (field, Wire::Bytes(bytes) | Wire::Fixed(bytes)) => (field, bytes),
@@ -1097,7 +1110,7 @@ enum Wire {
     Fixed(u64),
 }
 
-fn read_key(reader: &mut BufReader<File>, position: &mut u64) -> io::Result<(u32, Wire)> {
+fn read_key(reader: &mut (impl Read + Seek), position: &mut u64) -> io::Result<(u32, Wire)> {
     let (key, bytes) = read_varint(reader)?;
     *position += bytes;
     let field = u32::try_from(key >> 3).ok().filter(|&field| field > 0);
@@ -1117,7 +1130,7 @@ fn read_key(reader: &mut BufReader<File>, position: &mut u64) -> io::Result<(u32
     Ok((field, wire))
 }
 
-fn read_bytes(reader: &mut BufReader<File>, bytes: u64) -> io::Result<Vec<u8>> {
+fn read_bytes(reader: &mut (impl Read + Seek), bytes: u64) -> io::Result<Vec<u8>> {
     if bytes > Summary::FIELD_BYTES_MAX {
         return Err(corrupt("a description of more than a mebibyte"));
     }
@@ -1126,15 +1139,15 @@ fn read_bytes(reader: &mut BufReader<File>, bytes: u64) -> io::Result<Vec<u8>> {
     Ok(read)
 }
 
-fn read_text(reader: &mut BufReader<File>, bytes: u64) -> io::Result<String> {
+fn read_text(reader: &mut (impl Read + Seek), bytes: u64) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&read_bytes(reader, bytes)?).into_owned())
 }
 
-fn read_message<M: Message + Default>(reader: &mut BufReader<File>, bytes: u64) -> io::Result<M> {
+fn read_message<M: Message + Default>(reader: &mut (impl Read + Seek), bytes: u64) -> io::Result<M> {
     M::decode(&*read_bytes(reader, bytes)?).map_err(|error| corrupt(&error.to_string()))
 }
 
-fn skip(reader: &mut BufReader<File>, bytes: u64) -> io::Result<()> {
+fn skip(reader: &mut (impl Read + Seek), bytes: u64) -> io::Result<()> {
     // At most the file's length, which fits.
     reader.seek_relative(bytes as i64)
 }

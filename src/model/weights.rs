@@ -10,6 +10,8 @@
 
 #![allow(unsafe_code)] // memory-mapping the files
 
+#[doc(hidden)]
+pub mod fuzzing;
 mod parameters;
 mod pickle;
 
@@ -25,7 +27,7 @@ use std::path::{Path, PathBuf};
 use half::{bf16, f16};
 use memmap2::Mmap;
 use safetensors::SafeTensors;
-use safetensors::tensor::SafeTensorError;
+use safetensors::tensor::{SafeTensorError, TensorInfo};
 
 use super::files::{SIDE_FILE_BYTES_MAX, open_regular, read_regular};
 use crate::device::LoadError;
@@ -246,26 +248,10 @@ impl Weights {
 
     fn add_safetensors(&mut self, path: PathBuf) -> Result<(), LoadError> {
         let file = self.map(path)?;
-        let mut found = Vec::new();
-        {
+        let found = {
             let (path, map) = &self.files[file];
-            let (header_bytes, metadata) =
-                SafeTensors::read_metadata(map).map_err(|error| at(path, safetensors_words(map, &error)))?;
-            for (name, info) in metadata.tensors() {
-                let dtype = match info.dtype {
-                    safetensors::Dtype::F32 => Ok(Dtype::F32),
-                    safetensors::Dtype::F16 => Ok(Dtype::F16),
-                    safetensors::Dtype::BF16 => Ok(Dtype::Bf16),
-                    safetensors::Dtype::I64 => Ok(Dtype::I64),
-                    other => Err(format!("{other:?}")),
-                };
-                // The length of the header is 8 bytes before it; `read_metadata` has checked every range.
-                let start = header_bytes + 8;
-                let range = start + info.data_offsets.0..start + info.data_offsets.1;
-                let place = Place::Contiguous(range);
-                found.push((name, Entry { file, dtype, shape: info.shape.clone(), place }));
-            }
-        }
+            safetensors_entries(map, file).map_err(|words| at(path, words))?
+        };
         found.into_iter().try_for_each(|(name, entry)| self.add_entry(&name, entry))
     }
 
@@ -281,6 +267,25 @@ impl Weights {
 
 fn at(path: &Path, words: impl std::fmt::Display) -> LoadError {
     LoadError(format!("{}: {words}", path.display()))
+}
+
+/// The tensors of a safetensors file.
+fn safetensors_entries(map: &[u8], file: usize) -> Result<Vec<(String, Entry)>, String> {
+    let (header_bytes, metadata) = SafeTensors::read_metadata(map).map_err(|error| safetensors_words(map, &error))?;
+    let entry = |(name, info): (String, &TensorInfo)| {
+        let dtype = match info.dtype {
+            safetensors::Dtype::F32 => Ok(Dtype::F32),
+            safetensors::Dtype::F16 => Ok(Dtype::F16),
+            safetensors::Dtype::BF16 => Ok(Dtype::Bf16),
+            safetensors::Dtype::I64 => Ok(Dtype::I64),
+            other => Err(format!("{other:?}")),
+        };
+        // The length of the header is 8 bytes before it; `read_metadata` has checked every range.
+        let start = header_bytes + 8;
+        let place = Place::Contiguous(start + info.data_offsets.0..start + info.data_offsets.1);
+        (name, Entry { file, dtype, shape: info.shape.clone(), place })
+    };
+    Ok(metadata.tensors().into_iter().map(entry).collect())
 }
 
 /// What is wrong with a safetensors file. For one that is too short, the first tensor that is not all there.
@@ -387,7 +392,11 @@ fn view_entry(file: usize, storage: Range<usize>, view: &pickle::View<'_>) -> Re
     Ok(Entry { file, dtype, shape, place: Place::Strided { storage: range, strides: view.strides.clone() } })
 }
 
+/// True where row-major order is the order of the storage. Nothing is, in any order.
 fn is_contiguous(shape: &[usize], strides: &[usize]) -> bool {
+    if shape.contains(&0) {
+        return true;
+    }
     let mut expected = 1;
     for (&count, &stride) in shape.iter().zip(strides).rev() {
         if count != 1 && stride != expected {
@@ -433,6 +442,21 @@ mod tests {
             ("two".into(), vec![4], vec![0.0, -0.0, 65504.0, 1.0]),
             ("empty".into(), vec![0, 3], vec![]),
         ]
+    }
+
+    #[test]
+    fn a_view_of_nothing_may_have_any_shape() {
+        let shape = vec![0, 1 << 40, 1 << 40];
+        let view = pickle::View {
+            storage: "0",
+            storage_class: "FloatStorage",
+            offset: 0,
+            strides: vec![1, 1 << 40, 1],
+            shape: shape.clone(),
+        };
+        let entry = view_entry(0, 10..10, &view).expect("nothing lies in nothing");
+        assert_eq!(entry.shape, shape);
+        assert!(matches!(entry.place, Place::Contiguous(range) if range == (10..10)));
     }
 
     fn open(folder: &TemporaryFolder) -> Result<Weights, String> {

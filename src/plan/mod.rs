@@ -9,8 +9,8 @@
 //! idle starts level with the others. Within a model, deficit round robin over jobs, the quantum being the longest
 //! sequence; who has used its turn, or was first in a plan, goes to the end. So a lone text is in the next plan or the
 //! one after, whatever another job has waiting. Jobs older than the age bound go before fairness, the oldest first, in
-//! every second plan at most, lest a large old job become a wall itself. Within a job order means nothing: it is
-//! answered as a whole.
+//! every second plan at most, of all and of its model's, lest a large old job become a wall itself. Within a job order
+//! means nothing: it is answered as a whole.
 //!
 //! **How.** A window of sequences in that order goes to `pack`, which always places the first of it.
 //!
@@ -18,6 +18,8 @@
 //! places and drops, plus the window, plus the number of models; never what waits.
 
 mod chain;
+#[doc(hidden)]
+pub mod fuzzing;
 mod jobs;
 mod pack;
 #[cfg(test)]
@@ -92,6 +94,8 @@ struct Queue {
     tokens: u64,
     /// Tokens planned, and [`PLAN_TOKENS`] for each plan, since some common start.
     account: u64,
+    /// Whether its last plan put the aged before the others.
+    aged_last: bool,
 }
 
 /// See the module's head.
@@ -101,7 +105,7 @@ pub struct Planner {
     queues: Vec<Option<Queue>>,
     /// The account of the model that was chosen last: where a model that was idle starts.
     level: u64,
-    /// Whether the last plan went by age.
+    /// Whether the last plan's model was chosen by age.
     aged_last: bool,
 
     jobs: Jobs,
@@ -129,7 +133,7 @@ pub struct Planner {
 
 /// Which model the next plan is for.
 enum Choice {
-    /// The model of the oldest job, with its aged jobs before the others.
+    /// The model of the oldest job, with its aged jobs before the others if they were not in its last plan.
     Aged(u32),
     Fair(u32),
     WaitUntil(u64),
@@ -195,6 +199,7 @@ impl Planner {
             sequences: 0,
             tokens: 0,
             account: self.level,
+            aged_last: false,
         });
         self.checked();
     }
@@ -246,11 +251,14 @@ impl Planner {
                 Choice::WaitUntil(until_ns) => break Next::WaitUntil(until_ns),
                 Choice::Nobody => break Next::Empty,
             };
-            let before_ns = if aged { now_ns.saturating_sub(self.bounds.age_ns_max) } else { 0 };
+            // Where the plans between two aged ones go to other models, the others of this one have their turns here.
+            let aged_first = aged && !self.queue(slot).aged_last;
+            let before_ns = if aged_first { now_ns.saturating_sub(self.bounds.age_ns_max) } else { 0 };
             self.gather(slot, before_ns, live, dropped);
             // With nobody alive the model is empty now, and the choice falls on another.
             if !self.packer.window.is_empty() {
                 self.aged_last = aged;
+                self.queue_mut(slot).aged_last = aged_first;
                 self.commit(slot, plan);
                 break Next::Plan;
             }

@@ -3,10 +3,9 @@
 mod fill;
 mod ladders;
 mod promises;
-mod shadow;
 
-use crate::device::{Bucket, Layout, Offer};
-use crate::job::{JobKey, ModelKey, Piece};
+use super::fuzzing::{Choose, offer, piece, play};
+use crate::job::{JobKey, ModelKey};
 
 /// xorshift64* (Marsaglia; Vigna).
 struct Random(u64);
@@ -21,18 +20,6 @@ impl Random {
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 11
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    fn within(&mut self, range: std::ops::RangeInclusive<u32>) -> u32 {
-        range.start() + self.below(u64::from(range.end() - range.start()) + 1) as u32
-    }
-
-    fn one_in(&mut self, odds: u64) -> bool {
-        self.below(odds) == 0
     }
 
     fn unit(&mut self) -> f64 {
@@ -52,24 +39,31 @@ fn job(slot: u32) -> JobKey {
     JobKey { slot, generation: 0 }
 }
 
-fn piece(job: JobKey, model: ModelKey, arrived_ns: u64, lengths: &[u32]) -> Piece {
-    let tokens = lengths.iter().sum::<u32>() as usize;
-    let ends = lengths.iter().scan(0, |end, length| {
-        *end += length;
-        Some(*end)
-    });
-    Piece {
-        job,
-        model,
-        arrived_ns,
-        ids: vec![7; tokens],
-        types: vec![0; tokens],
-        ends: ends.collect(),
-        ..Piece::default()
+impl Choose for Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    fn steps(&mut self) -> u32 {
+        self.within(1..=80)
+    }
+
+    fn is_used_up(&self) -> bool {
+        false
     }
 }
 
-fn offer(layout: Layout, buckets: &[(u32, u32, u32)]) -> Offer {
-    let buckets = buckets.iter().map(|&(rows, length, sequences_max)| Bucket { rows, length, sequences_max });
-    Offer { layout, buckets: buckets.collect(), width: 1, costs_ns: Vec::new() }
+#[test]
+fn follows_the_shadow_on_random_scenarios() {
+    for seed in 0..4000 {
+        let outcome = std::panic::catch_unwind(|| play(&mut Random::new(seed)));
+        assert!(outcome.is_ok(), "seed {seed}");
+    }
+}
+
+#[test]
+fn the_same_calls_give_the_same_plans() {
+    for seed in 0..200 {
+        assert_eq!(play(&mut Random::new(seed)), play(&mut Random::new(seed)), "seed {seed}");
+    }
 }

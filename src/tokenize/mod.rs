@@ -7,6 +7,8 @@
 //! Invariant: what is cut away is never tokenized where that can be avoided: a text far longer than the model's length is
 //! read up to a word boundary that certainly yields enough tokens. So one long text cannot hold a worker for long.
 
+#[doc(hidden)]
+pub mod fuzzing;
 mod worker;
 
 use std::path::Path;

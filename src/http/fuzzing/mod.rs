@@ -2,12 +2,15 @@
 //!
 //! [`request`] gives the same bytes to a [`Connection`](super::Connection) in one read, one by one and in pieces of random
 //! size, and to the slow reference parser in `naive`, which shares no code with it. All must agree. Invariants, bounds of
-//! memory and the repeatability of steps are asserted on the way.
+//! memory and the repeatability of steps are asserted on the way. `connection` lets a script decide what the caller does
+//! between the reads.
 //!
 //! Not part of the server: nothing on the data path may use it. It allocates as it likes and panics on any disagreement.
 
+mod connection;
 mod naive;
 
+pub use connection::connection;
 pub use naive::{Expected, expected};
 
 use super::chunked::LINE_BYTES_EXTRA;

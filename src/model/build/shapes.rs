@@ -40,7 +40,10 @@ impl FromStr for AskedBucket {
     type Err = String;
 
     fn from_str(text: &str) -> Result<AskedBucket, String> {
-        let wrong = || format!("`{text}` is no bucket; 8x128 is one of 8 rows of 128 tokens, 8x128:64 holds 64 texts");
+        let wrong = || {
+            let text = text.escape_debug();
+            format!("`{text}` is no bucket; 8x128 is one of 8 rows of 128 tokens, 8x128:64 holds 64 texts")
+        };
         let number = |digits: &str| digits.trim().parse::<u32>().ok().filter(|&number| number > 0).ok_or_else(wrong);
         let (shape, sequences) = match text.split_once(':') {
             Some((shape, sequences)) => (shape, Some(number(sequences)?)),
@@ -347,8 +350,11 @@ mod tests {
         let bucket = |rows, length, sequences| AskedBucket { rows, length, sequences };
         assert_eq!("8x128".parse(), Ok(bucket(8, 128, None)));
         assert_eq!("8X256:64".parse(), Ok(bucket(8, 256, Some(64))));
-        for wrong in ["", "8", "8x", "x8", "0x32", "1x0", "-1x32", "1x32:0", "1x32x4", "1x32:a", "99999999999x1"] {
-            assert!(wrong.parse::<AskedBucket>().unwrap_err().contains("is no bucket"), "{wrong}");
+        for wrong in
+            ["", "8", "8x", "x8", "0x32", "1x0", "-1x32", "1x32:0", "1x32x4", "1x32:a", "99999999999x1", "8\u{7f}"]
+        {
+            let words = wrong.parse::<AskedBucket>().unwrap_err();
+            assert!(words.contains("is no bucket") && !words.contains(char::is_control), "{words:?}");
         }
         assert!("1x4:5".parse::<AskedBucket>().unwrap_err().contains("do not fit"));
         assert!("4294967295x4294967295".parse::<AskedBucket>().unwrap_err().contains("tokens"));

@@ -85,7 +85,7 @@ fn check_tensors(manifest: &Manifest) -> Result<(), String> {
     }
     let all: Vec<&Tensor> = inputs.iter().chain(outputs).collect();
     if let Some(index) = (1..all.len()).find(|&index| all[..index].iter().any(|known| known.name == all[index].name)) {
-        return Err(format!("`inputs` and `outputs` have the name `{}` twice", all[index].name));
+        return Err(format!("`inputs` and `outputs` have the name `{}` twice", shown(&all[index].name)));
     }
     let count = inputs.iter().map(|input| input.ranges.len()).max().unwrap_or(0);
     for (index, input) in inputs.iter().enumerate() {
@@ -300,13 +300,24 @@ impl<'de> Visitor<'de> for UniqueVisitor {
         let mut values = Map::new();
         while let Some((key, Unique(value))) = object.next_entry::<String, Unique>()? {
             if values.contains_key(&key) {
-                let shown: String = key.chars().take(60).collect();
-                return Err(A::Error::custom(format!("the key `{shown}` is there twice")));
+                return Err(A::Error::custom(format!("the key `{}` is there twice", shown(&key))));
             }
             values.insert(key, value);
         }
         Ok(values.into())
     }
+}
+
+/// The beginning of a text out of the file, fit for one line of a log.
+fn shown(text: &str) -> String {
+    let mut shown = String::new();
+    for letter in text.chars().take(60) {
+        match letter.is_control() {
+            true => shown.extend(letter.escape_debug()),
+            false => shown.push(letter),
+        }
+    }
+    shown
 }
 
 /// A value and where it stands.
@@ -323,7 +334,7 @@ struct Fields<'a> {
 
 impl<'a> At<'a> {
     fn wrong(&self, needed: &str) -> String {
-        let shown: String = self.value.to_string().chars().take(60).collect();
+        let shown = shown(&self.value.to_string());
         let path = if self.path.is_empty() { "the manifest" } else { &self.path };
         format!("`{path}` is {shown}; {needed} is needed")
     }
@@ -382,10 +393,7 @@ impl<'a> Fields<'a> {
     /// Refuses keys that nobody reads.
     fn only(&self, known: &[&str]) -> Result<(), String> {
         match self.values.keys().find(|key| !known.contains(&key.as_str())) {
-            Some(key) => {
-                let shown: String = self.below(key).chars().take(60).collect();
-                Err(format!("`{shown}` is not a key of a manifest"))
-            }
+            Some(key) => Err(format!("`{}` is not a key of a manifest", shown(&self.below(key)))),
             None => Ok(()),
         }
     }

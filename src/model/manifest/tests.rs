@@ -353,3 +353,23 @@ fn an_engine_without_a_manifest_has_the_old_servers_defaults() {
     assert_eq!((model.labels, model.max_length), (vec!["a".to_owned(), "b".to_owned()], 256));
     assert!(read_engine(&folder.0.join("none.engine"), None, &asked).unwrap_err().0.contains("none.engine"));
 }
+
+#[test]
+fn errors_stay_on_one_line() {
+    let good: Value = serde_json::from_str(&sample().to_json()).unwrap();
+    let named = |name: &str| {
+        let mut value = good.clone();
+        (value["inputs"][0]["name"], value["inputs"][1]["name"]) = (name.into(), name.into());
+        value.to_string()
+    };
+    let cases = [
+        (r#"{"a\nb":1,"a\nb":1}"#.to_owned(), r"a\nb"),
+        (good.to_string().replacen('{', r#"{"a\nb":1,"#, 1), r"a\nb"),
+        (named("a\nb\u{7}"), r"a\nb\u{7}"),
+        ("\"a\u{7f}b\"".to_owned(), r"a\u{7f}b"),
+    ];
+    for (text, shown) in cases {
+        let error = parse(text.as_bytes()).unwrap_err();
+        assert!(error.contains(shown) && !error.contains(char::is_control), "{error:?}");
+    }
+}

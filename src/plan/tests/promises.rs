@@ -226,6 +226,27 @@ fn the_aged_go_before_fairness_in_every_second_plan() {
 }
 
 #[test]
+fn an_old_bulk_is_no_wall_for_its_model_while_another_has_the_plans_between() {
+    let other = ModelKey { index: 1, generation: 0 };
+    let offer = offer(Layout::Packed, &[(4, 64, 64)]);
+    let mut bench = Bench::new(Bounds { age_ns_max: 1_000, ..BOUNDS }, &offer);
+    bench.planner.offer(other, &offer);
+    bench.push_bulk(job(0), MODEL, 0, 1_600, 60);
+    bench.push_bulk(job(1), other, 9_000, 1_600, 60);
+    for _ in 0..3 {
+        assert_eq!(bench.next(9_000), Next::Plan);
+    }
+    let lone = bench.push(job(2), MODEL, 9_000, &[10]);
+    let mut models = Vec::new();
+    while !bench.places(lone) {
+        assert_eq!(bench.next(9_000), Next::Plan);
+        models.push(bench.plan.model.index);
+        assert!(models.iter().filter(|&&index| index == MODEL.index).count() <= 3, "{models:?}");
+    }
+    assert!(bench.planner.waiting_sequences() > 3_000, "long before the bulk is done");
+}
+
+#[test]
 fn the_aged_choose_the_model() {
     let other = ModelKey { index: 1, generation: 0 };
     let mut bench = Bench::new(Bounds { age_ns_max: 1_000, ..BOUNDS }, &packed());

@@ -1,10 +1,12 @@
 //! A second planner that is slow and obvious: it says which model and which sequence must come next, and follows what
-//! the real one did. Scenarios are random; a failing one is named by its seed.
+//! the real one did. Beside it stands what must hold whatever the order is: plans fit their buckets, every sequence leaves
+//! once, and no job is passed over for longer than those before it have turns.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::*;
-use crate::device::{Layout, Offer, Plan};
+use super::{Choose, offer, piece};
+use crate::device::{Bucket, Layout, Offer, Placement, Plan};
+use crate::job::{JobKey, ModelKey, Piece};
 use crate::plan::pack::PLAN_TOKENS;
 use crate::plan::{Bounds, Cause, Dropped, Next, Planner};
 
@@ -30,6 +32,7 @@ struct ShadowModel {
     key: ModelKey,
     offer: Offer,
     account: u64,
+    aged_last: bool,
     /// In the order of their turns.
     jobs: Vec<ShadowJob>,
 }
@@ -44,10 +47,20 @@ struct Shadow {
     owed: BTreeMap<(u32, u8), u32>,
 }
 
+/// How a model came to be the next one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Chosen {
+    /// By the oldest job, and the aged go first in it too.
+    ByAge,
+    /// By the oldest job, but the aged went first in its last plan already.
+    ByAgeInTurn,
+    InTurn,
+}
+
 /// What the shadow says must happen.
 #[derive(Debug, PartialEq)]
 enum Prediction {
-    Plan { slot: usize, aged: bool, anchor: Waiting },
+    Plan { slot: usize, chosen: Chosen, anchor: Waiting },
     WaitUntil(u64),
     Empty,
 }
@@ -60,7 +73,8 @@ impl Shadow {
 
     fn offer(&mut self, key: ModelKey, offer: &Offer) {
         let slot = self.models.iter().position(Option::is_none).unwrap();
-        self.models[slot] = Some(ShadowModel { key, offer: offer.clone(), account: self.level, jobs: Vec::new() });
+        self.models[slot] =
+            Some(ShadowModel { key, offer: offer.clone(), account: self.level, aged_last: false, jobs: Vec::new() });
     }
 
     fn withdraw(&mut self, key: ModelKey) {
@@ -124,12 +138,17 @@ impl Shadow {
                 && self.models[slot].as_ref().unwrap().jobs[at].arrived_ns
                     < now_ns.saturating_sub(self.bounds.age_ns_max)
             {
-                let job = &self.models[slot].as_ref().unwrap().jobs[at];
-                if !dead.contains(&job.key) {
-                    return Prediction::Plan { slot, aged: true, anchor: job.waiting[0].clone() };
+                let model = self.models[slot].as_ref().unwrap();
+                let job = &model.jobs[at];
+                if dead.contains(&job.key) {
+                    self.drop_job(slot, at);
+                    continue;
                 }
-                self.drop_job(slot, at);
-                continue;
+                if !model.aged_last {
+                    return Prediction::Plan { slot, chosen: Chosen::ByAge, anchor: job.waiting[0].clone() };
+                }
+                let anchor = self.first_in_turn(slot, dead).expect("the oldest is alive");
+                return Prediction::Plan { slot, chosen: Chosen::ByAgeInTurn, anchor };
             }
             let (ready, later): (Vec<usize>, Vec<usize>) =
                 (0..self.models.len()).filter(|&slot| self.waits(slot)).partition(|&slot| self.is_ready(slot, now_ns));
@@ -140,13 +159,20 @@ impl Shadow {
             let model = self.models[slot].as_ref().unwrap();
             self.level = self.level.max(model.account);
             // Once a model is chosen the dead are passed over, even if it would not be full without them.
-            while let Some(first) = self.models[slot].as_ref().unwrap().jobs.first() {
-                if !dead.contains(&first.key) {
-                    return Prediction::Plan { slot, aged: false, anchor: first.waiting[0].clone() };
-                }
-                self.drop_job(slot, 0);
+            if let Some(anchor) = self.first_in_turn(slot, dead) {
+                return Prediction::Plan { slot, chosen: Chosen::InTurn, anchor };
             }
         }
+    }
+
+    fn first_in_turn(&mut self, slot: usize, dead: &BTreeSet<JobKey>) -> Option<Waiting> {
+        while let Some(first) = self.models[slot].as_ref().unwrap().jobs.first() {
+            if !dead.contains(&first.key) {
+                return Some(first.waiting[0].clone());
+            }
+            self.drop_job(slot, 0);
+        }
+        None
     }
 
     fn oldest(&self) -> Option<(usize, usize)> {
@@ -208,16 +234,31 @@ impl Shadow {
         self.owed.clear();
     }
 
+    /// Whose sequences a plan holds.
+    fn jobs_in(&self, slot: usize, plan: &Plan) -> BTreeSet<JobKey> {
+        let places = |waiting: &Waiting| {
+            plan.placements.iter().any(|placed| (placed.piece, placed.sequence) == (waiting.piece, waiting.sequence))
+        };
+        let jobs = self.models[slot].iter().flat_map(|model| &model.jobs);
+        jobs.filter(|job| job.waiting.iter().any(places)).map(|job| job.key).collect()
+    }
+
     /// Follows a plan.
-    fn apply(&mut self, slot: usize, aged: bool, anchor: &Waiting, now_ns: u64, plan: &Plan) {
-        self.aged_last = aged;
-        let before_ns = if aged { now_ns.saturating_sub(self.bounds.age_ns_max) } else { 0 };
+    fn apply(&mut self, slot: usize, chosen: Chosen, anchor: &Waiting, now_ns: u64, plan: &Plan) {
+        let (by_age, aged_first) = match chosen {
+            Chosen::ByAge => (true, true),
+            Chosen::ByAgeInTurn => (true, false),
+            Chosen::InTurn => (false, false),
+        };
+        self.aged_last = by_age;
+        let before_ns = if aged_first { now_ns.saturating_sub(self.bounds.age_ns_max) } else { 0 };
         let length_max = {
             let offer = &self.models[slot].as_ref().unwrap().offer;
             i64::from(self.length_max(offer))
         };
         let model = self.models[slot].as_mut().unwrap();
         model.account += u64::from(plan.tokens) + PLAN_TOKENS;
+        model.aged_last = aged_first;
         let first = model.jobs.iter().find(|job| job.waiting.contains(anchor)).unwrap().key;
         for placement in &plan.placements {
             let is_it = |waiting: &Waiting| (waiting.piece, waiting.sequence) == (placement.piece, placement.sequence);
@@ -268,67 +309,93 @@ fn check_plan(offer: &Offer, bounds: &Bounds, plan: &Plan) {
     }
 }
 
-fn random_bounds(random: &mut Random) -> Bounds {
+fn choose_bounds(choices: &mut dyn Choose) -> Bounds {
     Bounds {
-        sequences_max: random.one_in(3).then(|| random.within(1..=9)),
-        tokens_max: random.one_in(3).then(|| random.within(20..=200)),
-        linger_ns: if random.one_in(2) { 0 } else { u64::from(random.within(1..=400)) },
-        age_ns_max: u64::from(random.within(50..=2000)),
-        pieces_max: random.within(1..=24) as usize,
-        piece_sequences_max: random.within(1..=6) as usize,
-        models_max: random.within(1..=3) as usize,
+        sequences_max: choices.one_in(3).then(|| choices.within(1..=9)),
+        tokens_max: choices.one_in(3).then(|| choices.within(20..=200)),
+        linger_ns: if choices.one_in(2) { 0 } else { u64::from(choices.within(1..=400)) },
+        age_ns_max: u64::from(choices.within(50..=2000)),
+        pieces_max: choices.within(1..=24) as usize,
+        piece_sequences_max: choices.within(1..=6) as usize,
+        models_max: choices.within(1..=3) as usize,
     }
 }
 
-fn random_offer(random: &mut Random) -> Offer {
-    let layout = if random.one_in(2) { Layout::Padded } else { Layout::Packed };
-    let buckets: Vec<(u32, u32, u32)> = (0..random.within(1..=5))
-        .map(|_| (random.within(1..=6), random.within(8..=70), random.within(1..=20)))
+fn choose_offer(choices: &mut dyn Choose) -> Offer {
+    let layout = if choices.one_in(2) { Layout::Padded } else { Layout::Packed };
+    let buckets: Vec<(u32, u32, u32)> = (0..choices.within(1..=5))
+        .map(|_| (choices.within(1..=6), choices.within(8..=70), choices.within(1..=20)))
         .collect();
     let mut offer = offer(layout, &buckets);
     offer.buckets.sort_by_key(|bucket| bucket.tokens());
+    if offer.buckets.len() % 2 == 0 {
+        // Measured costs may be anything. They follow from the buckets, so that scenarios written before costs were still mean
+        // what they meant.
+        let cost = |bucket: &Bucket| u64::from(bucket.tokens() * 7919 % 1009 + bucket.sequences_max);
+        offer.costs_ns = offer.buckets.iter().map(cost).collect();
+    }
     offer
 }
 
-/// One scenario from its seed: what was done and what came of it, line by line.
-fn play(seed: u64) -> Vec<String> {
-    let mut random = Random::new(seed);
-    let bounds = random_bounds(&mut random);
+/// One thing that was done in a scenario, with all that came of it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Happening {
+    Pushed { piece: u32, job: JobKey, model: ModelKey, lengths: Vec<u32> },
+    Planned { now_ns: u64, next: Next, plan: Plan, dropped: Vec<Dropped> },
+}
+
+/// Plays one scenario to its end, when nothing waits any more.
+///
+/// # Panics
+/// When the planner does anything but what it must.
+pub fn play(choices: &mut dyn Choose) -> Vec<Happening> {
+    let bounds = choose_bounds(choices);
     let (mut planner, mut shadow) = (Planner::new(bounds), Shadow::new(bounds));
-    let mut stage = Stage::default();
+    let mut stage = Stage { lanes: choices.within(1..=4) as usize, ..Stage::default() };
     for index in 0..bounds.models_max as u32 {
-        let (key, offer) = (ModelKey { index, generation: 0 }, random_offer(&mut random));
+        let (key, offer) = (ModelKey { index, generation: 0 }, choose_offer(choices));
         planner.offer(key, &offer);
         shadow.offer(key, &offer);
         stage.models.push(key);
     }
     stage.free = (0..bounds.pieces_max as u32).collect();
-    for _ in 0..random.within(1..=80) {
-        match random.below(12) {
-            0..=5 => stage.push(&mut random, &bounds, &mut planner, &mut shadow),
+    for _ in 0..choices.steps() {
+        if choices.is_used_up() {
+            break;
+        }
+        match choices.below(12) {
+            0..=5 => stage.push(choices, &bounds, &mut planner, &mut shadow),
             6 => {
-                let at = random.below(stage.jobs.len().max(1) as u64) as usize;
+                let at = choices.below(stage.jobs.len().max(1) as u64) as usize;
                 stage.dead.extend(stage.jobs.get(at).map(|(key, _, _)| *key));
             }
-            7 if random.one_in(8) => {
-                let at = random.below(stage.models.len() as u64) as usize;
+            7 if choices.one_in(8) => {
+                let at = choices.below(stage.models.len() as u64) as usize;
                 planner.withdraw(stage.models[at]);
                 shadow.withdraw(stage.models[at]);
                 stage.models[at].generation += 1;
-                let offer = random_offer(&mut random);
+                let offer = choose_offer(choices);
                 planner.offer(stage.models[at], &offer);
                 shadow.offer(stage.models[at], &offer);
             }
             _ => {
+                if stage.running.len() == stage.lanes {
+                    let lane = choices.below(stage.lanes as u64) as usize;
+                    stage.finish(lane);
+                }
                 stage.next(&mut planner, &mut shadow);
             }
         }
-        stage.now_ns += random.below(60);
+        stage.now_ns += choices.below(60);
     }
     while stage.next(&mut planner, &mut shadow) != Next::Empty {}
-    assert_eq!(stage.left.values().sum::<u32>(), 0, "whatever was pushed has left");
+    while !stage.running.is_empty() {
+        stage.finish(0);
+    }
+    assert_eq!(stage.held.values().sum::<u32>(), 0, "whatever was pushed has left");
+    assert_eq!(stage.free.len(), bounds.pieces_max, "every piece is home");
     assert_eq!((planner.waiting_sequences(), planner.waiting_tokens()), (0, 0));
-    stage.trace
+    stage.happened
 }
 
 /// What surrounds the two planners.
@@ -340,53 +407,75 @@ struct Stage {
     jobs: Vec<(JobKey, ModelKey, u64)>,
     dead: BTreeSet<JobKey>,
     free: Vec<u32>,
-    /// Sequences of each piece that have not left.
-    left: BTreeMap<u32, u32>,
-    trace: Vec<String>,
+    /// Sequences of each piece that have not come home.
+    held: BTreeMap<u32, u32>,
+    /// Those of them that have not left the planner.
+    waiting: BTreeMap<u32, u32>,
+    lanes: usize,
+    /// What executes, at most one for each lane but at the end of the scenario.
+    running: Vec<Plan>,
+    patience: BTreeMap<(JobKey, ModelKey), Patience>,
+    happened: Vec<Happening>,
+}
+
+/// How long a waiting job has been passed over.
+struct Patience {
+    /// Jobs of its model that were before it at worst when it was last served, or came.
+    ahead: usize,
+    /// Plans of its model since then, without any sequence of its own.
+    passed_over: usize,
 }
 
 impl Stage {
-    fn push(&mut self, random: &mut Random, bounds: &Bounds, planner: &mut Planner, shadow: &mut Shadow) {
+    fn push(&mut self, choices: &mut dyn Choose, bounds: &Bounds, planner: &mut Planner, shadow: &mut Shadow) {
         if self.free.is_empty() {
             return;
         }
-        let index = self.free.swap_remove(random.below(self.free.len() as u64) as usize);
-        if self.jobs.is_empty() || random.one_in(2) {
+        let index = self.free.swap_remove(choices.below(self.free.len() as u64) as usize);
+        if self.jobs.is_empty() || choices.one_in(2) {
             // Workers differ in speed: a job may reach the device well after younger ones.
-            let arrived_ns = self.now_ns.saturating_sub(random.below(100));
-            let key = JobKey { slot: random.within(0..=7), generation: self.jobs.len() as u32 };
-            self.jobs.push((key, self.models[random.below(self.models.len() as u64) as usize], arrived_ns));
+            let arrived_ns = self.now_ns.saturating_sub(choices.below(100));
+            let key = JobKey { slot: choices.within(0..=7), generation: self.jobs.len() as u32 };
+            self.jobs.push((key, self.models[choices.below(self.models.len() as u64) as usize], arrived_ns));
         }
-        let (key, model, arrived_ns) = self.jobs[random.below(self.jobs.len() as u64) as usize];
-        let lengths: Vec<u32> = (0..random.within(1..=bounds.piece_sequences_max as u32))
-            .map(|_| if random.one_in(40) { random.within(0..=300) } else { random.within(1..=40) })
+        let (job, model, arrived_ns) = self.jobs[choices.below(self.jobs.len() as u64) as usize];
+        let lengths: Vec<u32> = (0..choices.within(1..=bounds.piece_sequences_max as u32))
+            .map(|_| if choices.one_in(40) { choices.within(0..=300) } else { choices.within(1..=40) })
             .collect();
-        let piece = piece(key, model, arrived_ns, &lengths);
+        let piece = piece(job, model, arrived_ns, &lengths);
         planner.push(index, &piece);
         shadow.push(index, &piece);
-        self.left.insert(index, lengths.len() as u32);
-        self.trace.push(format!("push {index} {key:?} {model:?} {lengths:?}"));
+        self.held.insert(index, lengths.len() as u32);
+        self.waiting.insert(index, lengths.len() as u32);
+        self.happened.push(Happening::Pushed { piece: index, job, model, lengths });
+        self.follow_patience(shadow, None);
     }
 
     fn next(&mut self, planner: &mut Planner, shadow: &mut Shadow) -> Next {
         let (mut plan, mut dropped) = (planner.empty_plan(), Vec::new());
         let next = planner.next(self.now_ns, &|job| !self.dead.contains(&job), &mut plan, &mut dropped);
         let prediction = shadow.predict(self.now_ns, &self.dead);
-        self.trace.push(format!("{} {next:?} {dropped:?} {plan:?}", self.now_ns));
+        let now_ns = self.now_ns;
+        self.happened.push(Happening::Planned { now_ns, next, plan: plan.clone(), dropped: dropped.clone() });
         shadow.settle(&dropped, &self.dead);
+        for entry in &dropped {
+            self.leave(entry.piece, entry.sequences);
+            self.come_home(entry.piece, entry.sequences);
+        }
         match (&next, prediction) {
-            (Next::Plan, Prediction::Plan { slot, aged, anchor }) => {
+            (Next::Plan, Prediction::Plan { slot, chosen, anchor }) => {
                 let model = shadow.models[slot].as_ref().unwrap();
                 assert_eq!(plan.model, model.key, "whose turn it is");
                 check_plan(&model.offer, &shadow.bounds, &plan);
-                let is_anchor = |placed: &crate::device::Placement| {
-                    (placed.piece, placed.sequence) == (anchor.piece, anchor.sequence)
-                };
+                let is_anchor = |placed: &Placement| (placed.piece, placed.sequence) == (anchor.piece, anchor.sequence);
                 assert!(plan.placements.iter().any(is_anchor), "the first in order is always placed");
-                shadow.apply(slot, aged, &anchor, self.now_ns, &plan);
+                let served = shadow.jobs_in(slot, &plan);
+                shadow.apply(slot, chosen, &anchor, self.now_ns, &plan);
+                self.follow_patience(shadow, Some((plan.model, &served)));
                 for placement in &plan.placements {
                     self.leave(placement.piece, 1);
                 }
+                self.running.push(plan);
             }
             (Next::WaitUntil(until_ns), Prediction::WaitUntil(expected_ns)) => {
                 assert_eq!(*until_ns, expected_ns);
@@ -396,34 +485,52 @@ impl Stage {
             (Next::Empty, Prediction::Empty) => {}
             (next, prediction) => panic!("{next:?} where {prediction:?} was due"),
         }
-        for entry in &dropped {
-            self.leave(entry.piece, entry.sequences);
-        }
         assert_eq!(planner.waiting_sequences(), shadow.waiting().count() as u64);
         assert_eq!(planner.waiting_tokens(), shadow.waiting().map(|waiting| u64::from(waiting.length)).sum::<u64>());
         next
     }
 
-    fn leave(&mut self, piece: u32, sequences: u32) {
-        let left = self.left.get_mut(&piece).unwrap();
-        *left = left.checked_sub(sequences).expect("a sequence leaves once");
-        if *left == 0 {
-            self.free.push(piece);
+    /// A plan in turn sends whoever was first to the end, and at least every second plan of a model is one: so a job is
+    /// served after at most twice as many plans of its model, and one, as there were others when it was last served.
+    fn follow_patience(&mut self, shadow: &Shadow, planned: Option<(ModelKey, &BTreeSet<JobKey>)>) {
+        let mut before = std::mem::take(&mut self.patience);
+        for model in shadow.models.iter().flatten() {
+            for job in &model.jobs {
+                let fresh = Patience { ahead: model.jobs.len() - 1, passed_over: 0 };
+                let mut patience = before.remove(&(job.key, model.key)).unwrap_or(fresh);
+                if let Some((of, served)) = planned
+                    && of == model.key
+                {
+                    if served.contains(&job.key) {
+                        patience = Patience { ahead: model.jobs.len() - 1, passed_over: 0 };
+                    } else {
+                        patience.passed_over += 1;
+                    }
+                }
+                let Patience { ahead, passed_over } = patience;
+                assert!(passed_over <= 2 * ahead + 1, "{:?} waits behind {ahead} and for {passed_over} plans", job.key);
+                self.patience.insert((job.key, model.key), patience);
+            }
         }
     }
-}
 
-#[test]
-fn follows_the_shadow_on_random_scenarios() {
-    for seed in 0..4000 {
-        let outcome = std::panic::catch_unwind(|| play(seed));
-        assert!(outcome.is_ok(), "seed {seed}");
+    /// The plan in this lane has been executed.
+    fn finish(&mut self, lane: usize) {
+        for placement in self.running.swap_remove(lane).placements {
+            self.come_home(placement.piece, 1);
+        }
     }
-}
 
-#[test]
-fn the_same_calls_give_the_same_plans() {
-    for seed in 0..200 {
-        assert_eq!(play(seed), play(seed), "seed {seed}");
+    fn leave(&mut self, piece: u32, sequences: u32) {
+        let waiting = self.waiting.get_mut(&piece).unwrap();
+        *waiting = waiting.checked_sub(sequences).expect("a sequence leaves once");
+    }
+
+    fn come_home(&mut self, piece: u32, sequences: u32) {
+        let held = self.held.get_mut(&piece).unwrap();
+        *held = held.checked_sub(sequences).expect("a sequence comes home once");
+        if *held == 0 {
+            self.free.push(piece);
+        }
     }
 }
