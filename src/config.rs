@@ -302,7 +302,8 @@ impl Settings {
                 text_bytes_max: 1 << 20,
                 json_values_max: 320_000,
                 // 2,048 vectors of 1,024 values take 26 MB as text.
-                answer_bytes_max: 40 << 20,
+                // 2,048 vectors of 1,024 floats in JSON.
+                answer_bytes_max: 37_800_000,
                 memory_bytes_max: None,
             },
             deadlines: Deadlines {

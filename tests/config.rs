@@ -319,7 +319,7 @@ const WRONG: &[(&str, &[&str])] = &[
     (
         "threads: {workers: 1}\nlimits:\n  connections_max: 200000\n  memory_bytes_max: 256 MB\n",
         &[
-            "c.yaml:3: limits.memory_bytes_max (256 MB) is less than what the other limits add up to (539 MB); most of it is limits.connections_max's (410 MB)",
+            "c.yaml:3: limits.memory_bytes_max (256 MB) is less than what the other limits add up to (544 MB); most of it is limits.connections_max's (410 MB)",
         ],
     ),
     // No YAML.

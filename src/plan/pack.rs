@@ -80,7 +80,7 @@ pub(super) struct Shape {
     /// Where the window ends: at the first of the two.
     pub(super) window_sequences: usize,
     pub(super) window_tokens: u64,
-    /// From how much waiting on the dearest bucket counts as full: at the first of the two.
+    /// From how much waiting on the largest bucket counts as full: at the first of the two.
     pub(super) full_sequences: u64,
     pub(super) full_tokens: u64,
 }
@@ -102,7 +102,8 @@ impl Shape {
             (0..offer.buckets.len()).map(|index| Room::new(offer, index, &classes, bounds)).collect();
         rooms.sort_by_key(|room| (std::cmp::Reverse(room.cost), room.bucket));
         let prices = (0..classes.len() as u32).map(|class| price(offer.layout, &rooms, class)).collect();
-        let dearest = *rooms.first().expect("an offer has a bucket");
+        let largest = rooms.iter().max_by_key(|room| (room.rows * room.length, std::cmp::Reverse(room.bucket)));
+        let largest = *largest.expect("an offer has a bucket");
         let sequences_max = rooms.iter().map(|room| room.sequences_max).max().unwrap_or(0) as usize;
         let tokens_max = u64::from(rooms.iter().map(|room| room.tokens_max).max().unwrap_or(0));
         let (window_sequences, window_tokens) = match offer.layout {
@@ -116,8 +117,8 @@ impl Shape {
             length_max: offer.length_max().min(bounds.tokens_max.unwrap_or(u32::MAX)),
             window_sequences,
             window_tokens,
-            full_sequences: u64::from(dearest.sequences_max),
-            full_tokens: u64::from(dearest.tokens_max),
+            full_sequences: u64::from(largest.sequences_max),
+            full_tokens: u64::from(largest.tokens_max),
             rooms,
             classes,
             prices,
