@@ -328,7 +328,7 @@ fn choose_offer(choices: &mut dyn Choose) -> Offer {
         .collect();
     let mut offer = offer(layout, &buckets);
     offer.buckets.sort_by_key(|bucket| bucket.tokens());
-    if offer.buckets.len() % 2 == 0 {
+    if offer.buckets.len().is_multiple_of(2) {
         // Measured costs may be anything. They follow from the buckets, so that scenarios written before costs were still mean
         // what they meant.
         let cost = |bucket: &Bucket| u64::from(bucket.tokens() * 7919 % 1009 + bucket.sequences_max);
