@@ -122,7 +122,7 @@ fn check_length(buckets: &[Bucket], max_length: Option<usize>) -> Result<(), Str
 /// The buckets of an engine whose builder named none: where the layout packs, tokens double from bucket to bucket.
 ///
 /// - One row of 32, 64, 128, … tokens and of `max_length`, for a lone text of any length.
-/// - Packed: rows of [`ROW_TOKENS`] (or of `max_length`, if that is less), 2, 4, 8, … of them up to [`LADDER_TOKENS`]; as many
+/// - Packed: rows of 256 tokens (or of `max_length`, if that is less), 2, 4, 8, … of them up to [`LADDER_TOKENS`]; as many
 ///   tokens in rows of half the length, which cost less where texts are short; and in rows of `max_length`, where that is more.
 /// - Padded: 8 and 32 rows of each of the lone texts' lengths, as far as [`LADDER_TOKENS`] go.
 ///
