@@ -84,6 +84,8 @@ pub struct Client {
     pub is_rude: bool,
     last_sent_ns: u64,
     unread_since_ns: Option<u64>,
+    /// Since when it has had a part of an answer.
+    taking_since_ns: Option<u64>,
     /// It was being served when the server was told to stop.
     pub owed_at_stop: bool,
     /// Of each answer: its status, and a hash of what does not vary with the real clock.
@@ -108,6 +110,7 @@ impl Client {
             told_close: false,
             last_sent_ns: 0,
             unread_since_ns: None,
+            taking_since_ns: None,
             owed_at_stop: false,
             answers: Vec::new(),
         }
@@ -264,6 +267,14 @@ impl Client {
         self.received.extend_from_slice(&bytes);
         let before = self.answers.len();
         while self.take_answer(excuses)? {}
+        // What waits for it has its time to be taken, or 64 KiB of it: more than a byte now and then.
+        match self.received.is_empty() && !network.wires[self.index].has_unread_by_client() {
+            true => self.taking_since_ns = None,
+            false => {
+                let since_ns = *self.taking_since_ns.get_or_insert(now_ns);
+                self.is_rude |= now_ns - since_ns >= self.patience.write_ns;
+            }
+        }
         if let Some(end) = end.filter(|_| bytes.is_empty()) {
             self.stage = Stage::Gone;
             return Ok(Did::SawEnd(end));
