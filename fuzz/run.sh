@@ -3,7 +3,7 @@
 #
 #     fuzz/run.sh [CPU seconds for each target, 900] [targets, all]     appends a row for each to fuzz/RUNS.md
 #     fuzz/run.sh smoke [seconds for each target, 5]                    from the committed corpus, leaves nothing behind
-#     fuzz/run.sh merge target…                                         copies what runs found to the committed corpus
+#     fuzz/run.sh merge [targets, all]                                  copies the best that runs found to the committed corpus
 #
 # Targets whose code lies on `unsafe` of ours or of a parser's run under AddressSanitizer; SANITIZER=none or SANITIZER=address
 # decides for all. Inputs that runs make are kept in fuzz/target/corpus, what fails in fuzz/artifacts; a failing input is
@@ -114,12 +114,20 @@ smoke() {
   rm -r "$scratch"
 }
 
-# The smallest inputs that add something to the committed corpus.
+# The inputs that add most to what the committed corpus reaches, the best first, at most 20 and small ones.
 merge() {
-  local name
+  local name scratch file
+  scratch=$(mktemp -d)
   for name in "$@"; do
-    "$(binary_of "$name")" -merge=1 -rss_limit_mb=2048 "corpus/$name" "target/corpus/$name" 2>&1 | tail -n 3
+    cp -r "corpus/$name" "$scratch/"
+    touch "$scratch/begun"
+    "$(binary_of "$name")" -set_cover_merge=1 -use_counters=0 -max_len=700 "$scratch/$name" "target/corpus/$name" \
+      >"$scratch/log" 2>&1 || { tail -n 20 "$scratch/log"; return 1; }
+    find "$scratch/$name" -newer "$scratch/begun" -type f -printf '%T@ %p\n' | sort -n | head -n 20 | cut -d ' ' -f 2 |
+      while read -r file; do cp "$file" "corpus/$name/"; done
+    tail -n 1 "$scratch/log"
   done
+  rm -r "$scratch"
 }
 
 case ${1:-} in

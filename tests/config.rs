@@ -379,6 +379,10 @@ fn words_of_the_file_stay_on_one_line_and_very_long_ones_have_no_neighbour() {
         "c.yaml:1: embedding_models.c.prompts: d\\ne: expected a text, found a list",
     ];
     assert_eq!(said.lines().collect::<Vec<_>>(), expected);
+    let prompts = r#"{model_path: x, default_prompt: query, prompts: {"a\nb": c}}"#;
+    let said = parse(&format!("embedding_models: {{a: {prompts}}}\n")).unwrap_err();
+    let known = r#"c.yaml:1: embedding_models.a.default_prompt: there is no prompt "query"; known here: a\nb"#;
+    assert_eq!(said, known);
     let long = "server".repeat(50);
     assert_eq!(parse(&format!("{long}: 1\n")).unwrap_err(), format!("c.yaml:1: unknown key \"{long}\""));
 }

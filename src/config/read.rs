@@ -209,7 +209,11 @@ pub fn did_you_mean(word: &str, known: impl Iterator<Item = String>) -> String {
     match near {
         // A third of the letters may differ, and never all of a short word's.
         Some((distance, name)) if distance <= word.chars().count().div_ceil(3) => format!("; did you mean {name:?}?"),
-        Some(_) if known.len() <= 16 => format!("; known here: {}", known.join(", ")),
+        Some(_) if known.len() <= 16 => {
+            // They may be names of the file's own.
+            let known: Vec<String> = known.iter().map(|name| name.escape_debug().to_string()).collect();
+            format!("; known here: {}", known.join(", "))
+        }
         Some(_) | None => String::new(),
     }
 }
