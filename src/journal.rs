@@ -175,15 +175,30 @@ impl Journal {
     }
 }
 
-/// The writing end.
+/// The other end of the ring, where records become lines.
 #[derive(Debug)]
-pub struct Scribe {
+pub struct Lines {
     inbox: Receiver<Record>,
     /// Names by index, as JSON strings.
     models: Vec<String>,
+    lost: Arc<AtomicU64>,
+}
+
+impl Lines {
+    /// Appends the next line, if there is one.
+    pub fn take(&mut self, text: &mut Vec<u8>) -> bool {
+        let Some(record) = self.inbox.pop() else { return false };
+        record.write(&self.models, text);
+        true
+    }
+}
+
+/// The writing end.
+#[derive(Debug)]
+pub struct Scribe {
+    lines: Lines,
     output: Output,
     text: Vec<u8>,
-    lost: Arc<AtomicU64>,
     /// True exactly while the last write failed, so that this has been said.
     failing: bool,
     steps: u32,
@@ -199,13 +214,23 @@ pub fn open<'a>(
     models: impl Iterator<Item = &'a str>,
 ) -> Result<(Journal, Scribe), String> {
     let output = Output::open(target)?;
+    let (journal, lines) = connect(RECORDS_MAX, connections_max, models);
+    let text = Vec::with_capacity(2 * CHUNK_BYTES);
+    Ok((journal, Scribe { lines, output, text, failing: false, steps: 0 }))
+}
+
+/// The two ends of a ring for so many records, without an output.
+pub fn connect<'a>(
+    records_max: usize,
+    connections_max: usize,
+    models: impl Iterator<Item = &'a str>,
+) -> (Journal, Lines) {
     // Nobody rings: the scribe looks by itself.
-    let (sender, inbox) = ring(RECORDS_MAX, &Arc::new(Doorbell::new(Box::new(|| ()))));
+    let (sender, inbox) = ring(records_max, &Arc::new(Doorbell::new(Box::new(|| ()))));
     let lost = Arc::new(AtomicU64::new(0));
     let models = models.map(|name| serde_json::Value::from(name).to_string()).collect();
     let journal = Journal { sender, begun: vec![None; connections_max], dropped: 0, lost: Arc::clone(&lost) };
-    let text = Vec::with_capacity(2 * CHUNK_BYTES);
-    Ok((journal, Scribe { inbox, models, output, text, lost, failing: false, steps: 0 }))
+    (journal, Lines { inbox, models, lost })
 }
 
 impl Scribe {
@@ -215,8 +240,7 @@ impl Scribe {
         if self.steps.is_multiple_of(LOOKS_EVERY) {
             self.output.follow();
         }
-        while let Some(record) = self.inbox.pop() {
-            record.write(&self.models, &mut self.text);
+        while self.lines.take(&mut self.text) {
             if self.text.len() >= CHUNK_BYTES {
                 self.flush();
             }
@@ -241,7 +265,7 @@ impl Scribe {
             )),
         }
         self.failing = result.is_err();
-        self.lost.fetch_add(lines(&self.text) - lines(&self.text[..written]), Ordering::Relaxed);
+        self.lines.lost.fetch_add(lines(&self.text) - lines(&self.text[..written]), Ordering::Relaxed);
         self.text.clear();
     }
 }

@@ -24,10 +24,22 @@ pub enum Bug {
     KeepsTokens,
     /// After a read that left something behind the connection waits for an edge.
     ForgetsTheRest,
+    /// The deadline of a request that has ended stays, for whoever has its slot next.
+    KeepsTimers,
+    /// A request's time begins with the millisecond in which it came.
+    GivesUpEarly,
+    /// A device keeps no hold of what it drops of requests that have ended: the pieces never come home.
+    LosesDropped,
+    /// A device's thread sleeps without having asked to be rung.
+    SleepsUnarmed,
+    /// A key that begins as a right one does is taken for it.
+    TakesPrefixes,
+    /// A client that leaves leaves no line in the access log.
+    LosesLines,
 }
 
 impl Bug {
-    pub const ALL: [Bug; 9] = [
+    pub const ALL: [Bug; 15] = [
         Bug::SleepsWithoutLooking,
         Bug::RefusesInSilence,
         Bug::DropsInSilence,
@@ -37,6 +49,12 @@ impl Bug {
         Bug::LosesPieces,
         Bug::KeepsTokens,
         Bug::ForgetsTheRest,
+        Bug::KeepsTimers,
+        Bug::GivesUpEarly,
+        Bug::LosesDropped,
+        Bug::SleepsUnarmed,
+        Bug::TakesPrefixes,
+        Bug::LosesLines,
     ];
 }
 

@@ -9,6 +9,7 @@
 use subtle::{Choice, ConstantTimeEq};
 
 use super::{Reject, Words};
+use crate::planted::{self, Bug};
 
 /// The keys of which a request must show one; none: everybody may ask.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -49,7 +50,9 @@ impl Keys {
 
     /// Compares with every key to its end.
     fn holds(&self, shown: &[u8]) -> Choice {
-        self.0.iter().fold(Choice::from(0), |known, key| known | key.as_bytes().ct_eq(shown))
+        let is_begun = planted::is(Bug::TakesPrefixes) && self.0.iter().any(|key| key.as_bytes().starts_with(shown));
+        let known = Choice::from(u8::from(is_begun));
+        self.0.iter().fold(known, |known, key| known | key.as_bytes().ct_eq(shown))
     }
 }
 

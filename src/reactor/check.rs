@@ -4,7 +4,7 @@
 
 use super::connections::Closing;
 use super::{ConnectionId, Network, Reactor};
-use crate::job::Census;
+use crate::job::{Census, Errand};
 
 /// How much there is of what the reactor counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,8 +13,14 @@ pub struct Counts {
     pub jobs: usize,
     /// Jobs that wait for a buffer for their answer.
     pub starved: usize,
+    /// Jobs whose answer a worker encodes.
+    pub encoding: usize,
     pub queue_tokens: u64,
     pub buffers_out: usize,
+    /// Requests of which there is no line in the access log.
+    pub lines_dropped: u64,
+    /// When the next job's time is up.
+    pub gives_up_at_ns: Option<u64>,
 }
 
 impl<N: Network> Reactor<N> {
@@ -24,8 +30,11 @@ impl<N: Network> Reactor<N> {
             connections: gauges.connections,
             jobs: gauges.jobs,
             starved: self.starved.iter().filter(|(key, _)| self.parts.generations.is_live(*key)).count(),
+            encoding: self.jobs.iter().filter(|job| job.out == Some(Errand::Encode)).count(),
             queue_tokens: gauges.queue_tokens,
             buffers_out: gauges.buffers_out,
+            lines_dropped: gauges.access_lines_dropped,
+            gives_up_at_ns: self.timeouts.next_ns(),
         }
     }
 

@@ -120,7 +120,8 @@ impl<N: Network> Reactor<N> {
         };
         self.deadlines.clear(slot);
         if let Some(timeout_ms) = timeout_ms {
-            self.timeouts.set(index, now_ns + u64::from(timeout_ms) * 1_000_000);
+            let early_ns = if planted::is(Bug::GivesUpEarly) { now_ns % 1_000_000 } else { 0 };
+            self.timeouts.set(index, now_ns - early_ns + u64::from(timeout_ms) * 1_000_000);
         }
         self.unlent.push_back(index);
         self.lend();
@@ -441,7 +442,9 @@ impl<N: Network> Reactor<N> {
         if !(planted::is(Bug::KeepsTokens) && job.out.is_some()) {
             self.queue_tokens -= job.queue_tokens;
         }
-        self.timeouts.clear(key.slot);
+        if !planted::is(Bug::KeepsTimers) {
+            self.timeouts.clear(key.slot);
+        }
         self.forget_waiting(key.slot);
         self.parts.buffers.put(job.values);
         if let Some(body) = job.body {

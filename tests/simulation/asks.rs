@@ -77,8 +77,21 @@ pub enum Wanted {
         by_worker: bool,
     },
     System,
+    /// No key of this server's is shown; `or_too_large`: it may also be refused for its length, unseen.
+    Unauthorized {
+        or_too_large: bool,
+    },
     /// No request at all: refused in some way, and then closed.
     Garbage,
+}
+
+/// What a server asks of all requests alike.
+#[derive(Clone, Debug, Default)]
+pub struct House {
+    pub keys: Vec<String>,
+    pub origins: Vec<String>,
+    /// How long a request may take that does not say so itself.
+    pub request_ms: Option<u32>,
 }
 
 /// One request.
@@ -91,6 +104,23 @@ pub struct Ask {
     /// Where the client waits for leave to go on, if it does.
     pub hold_at: Option<usize>,
     pub expects_continue: bool,
+    /// How long it may take; `None` too if nothing of it takes time.
+    pub limit_ms: Option<u32>,
+    /// The web page that may read its answer.
+    pub permitted: Option<String>,
+}
+
+/// When an answer came to be, on the server's clock.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    /// The request's last byte was sent.
+    pub sent_ns: u64,
+    /// The server took that byte, and had nothing to do before it looked at it.
+    pub taken_ns: Option<u64>,
+    /// The answer's first byte was written.
+    pub written_ns: u64,
+    /// The turn before the one that wrote it, unless the answer may have waited for the network since then.
+    pub turn_before_ns: Option<u64>,
 }
 
 /// What can go wrong in a world, so that a client may be told so.
@@ -136,12 +166,92 @@ pub struct Bounds {
 }
 
 impl Ask {
-    pub fn new(random: &mut Random, id: String, bounds: &Bounds) -> Ask {
-        match random.below(20) {
+    pub fn new(random: &mut Random, id: String, bounds: &Bounds, house: &House) -> Ask {
+        let mut ask = match random.below(20) {
             0..=12 => good(random, id, bounds),
             13..=16 => bad(random, id, bounds),
-            17 => garbage(random, id),
+            17 => return garbage(random, id),
             _ => system(random, id),
+        };
+        ask.show_key(random, house);
+        ask.come_from_page(random, house);
+        ask.limit(random, house);
+        ask
+    }
+
+    /// Fields behind the first one.
+    fn add(&mut self, fields: &str) {
+        const FIRST: &[u8] = b"\r\nhost: x\r\n";
+        let place = self.bytes.windows(FIRST.len()).position(|window| window == FIRST).expect("all name a host");
+        let place = place + FIRST.len();
+        self.bytes.splice(place..place, fields.bytes());
+        self.hold_at = self.hold_at.map(|hold_at| hold_at + fields.len());
+    }
+
+    fn show_key(&mut self, random: &mut Random, house: &House) {
+        let Some(key) = house.keys.first() else {
+            if random.one_in(8) {
+                self.add("authorization: Bearer of-nothing\r\n");
+            }
+            return;
+        };
+        let key = if random.one_in(2) { house.keys.last().unwrap_or(key) } else { key };
+        let shown = match random.below(16) {
+            0..=5 => format!("authorization: Bearer {key}\r\n"),
+            6..=9 => format!("x-api-key: {key}\r\n"),
+            10 => format!("authorization: Basic abc\r\nx-api-key: {key}\r\n"),
+            11 => String::new(),
+            12 => format!("authorization: Bearer {key}x\r\n"),
+            13 => format!("x-api-key: {}\r\n", &key[..key.len() - 1]),
+            14 => format!("authorization: Basic {key}\r\n"),
+            _ => "x-api-key: another\r\n".to_owned(),
+        };
+        let is_right =
+            shown.ends_with(&format!("Bearer {key}\r\n")) || shown.ends_with(&format!("x-api-key: {key}\r\n"));
+        let is_open =
+            self.bytes.starts_with(b"OPTIONS ") || self.bytes.windows(8).take(12).any(|path| path == b" /health");
+        self.add(&shown);
+        if !is_right && !is_open {
+            let or_too_large = matches!(self.wanted, Wanted::Refused { status: 413, by_worker: false });
+            self.wanted = Wanted::Unauthorized { or_too_large };
+        }
+    }
+
+    fn come_from_page(&mut self, random: &mut Random, house: &House) {
+        if random.one_in(4) {
+            let origin = random.pick(&["https://a.example", "https://b.example", "null"]);
+            self.add(&format!("origin: {origin}\r\n"));
+            let is_permitted = |listed: &&String| *listed == "*" || *listed == origin;
+            self.permitted = house.origins.iter().find(is_permitted).cloned();
+        }
+    }
+
+    /// How long it is worth waiting for, in its own words or the server's.
+    fn limit(&mut self, random: &mut Random, house: &House) {
+        let mut limit_ms = house.request_ms;
+        if random.one_in(3) {
+            let given_ms = random.pick(&[0, 1, 1, 2, 10, 40, 45, 100, 1_000, 60_000, u32::MAX]);
+            limit_ms = Some(given_ms);
+            self.add(&format!("x-request-timeout-ms: {given_ms}\r\n"));
+        } else if !self.is_head && random.one_in(40) {
+            let value = random.pick(&["", "soon", "-1", "1.5", "4294967296", "5\r\nX-Request-Timeout-Ms: 5"]);
+            self.add(&format!("x-request-timeout-ms: {value}\r\n"));
+            (self.wanted, self.permitted) = (Wanted::Garbage, None);
+        }
+        let takes_time = matches!(self.wanted, Wanted::Values { .. } | Wanted::Refused { by_worker: true, .. });
+        self.limit_ms = limit_ms.filter(|_| takes_time);
+    }
+
+    fn plain(bytes: Vec<u8>, id: String, wanted: Wanted) -> Ask {
+        Ask {
+            bytes,
+            id,
+            wanted,
+            is_head: false,
+            hold_at: None,
+            expects_continue: false,
+            limit_ms: None,
+            permitted: None,
         }
     }
 
@@ -264,15 +374,14 @@ fn garbage(random: &mut Random, id: String) -> Ask {
         4 => [b"GET /".to_vec(), vec![b'a'; 20_000], b" HTTP/1.1\r\nhost: x\r\n\r\n".to_vec()].concat(),
         _ => b"POST /infer/embed HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n".to_vec(),
     };
-    Ask { bytes, id, wanted: Wanted::Garbage, is_head: false, hold_at: None, expects_continue: false }
+    Ask::plain(bytes, id, Wanted::Garbage)
 }
 
 fn system(random: &mut Random, id: String) -> Ask {
     let path = random.pick(&["/health/live", "/health/ready", "/models", "/v1/models", "/metrics"]);
-    let method = random.pick(&["GET", "GET", "HEAD"]);
+    let method = random.pick(&["GET", "GET", "HEAD", "OPTIONS"]);
     let bytes = format!("{method} {path} HTTP/1.1\r\nhost: x\r\nx-request-id: {id}\r\n\r\n").into_bytes();
-    let is_head = method == "HEAD";
-    Ask { bytes, id, wanted: Wanted::System, is_head, hold_at: None, expects_continue: false }
+    Ask { is_head: method == "HEAD", ..Ask::plain(bytes, id, Wanted::System) }
 }
 
 fn post(random: &mut Random, id: String, path: &str, body: &str, wanted: Wanted) -> Ask {
@@ -305,7 +414,7 @@ fn post(random: &mut Random, id: String, path: &str, body: &str, wanted: Wanted)
         bytes.extend_from_slice(body.as_bytes());
     }
     let hold_at = (expects_continue && random.one_in(2)).then_some(hold_at);
-    Ask { bytes, id, wanted, is_head: false, hold_at, expects_continue }
+    Ask { hold_at, expects_continue, ..Ask::plain(bytes, id, wanted) }
 }
 
 /// One answer as it came.
@@ -351,6 +460,15 @@ impl Ask {
         if !is_whole && !answer.closes() {
             return told("a request is answered before its end, and the connection goes on");
         }
+        let permitted = answer.header("access-control-allow-origin");
+        // Of what could not be read to its end nobody knows the page.
+        if permitted != self.permitted.as_deref() && (permitted.is_some() || echoes) {
+            return told("the answer lets another page read it than may");
+        }
+        let expired = |limit_ms| answer.status == 504 && words.contains(&format!("no answer within {limit_ms} ms"));
+        if self.limit_ms.is_some_and(expired) {
+            return Ok(());
+        }
         match &self.wanted {
             Wanted::Values { .. } if answer.status == 200 && !echoes => told("an answer without its name"),
             Wanted::Values { model, sequences, shape } if answer.status == 200 => {
@@ -365,12 +483,44 @@ impl Ask {
             Wanted::Refused { by_worker: true, .. } if excused => Ok(()),
             Wanted::Refused { .. } if excused && answer.status != QUEUE_FULL.0 => Ok(()),
             Wanted::Refused { status, .. } => told(&format!("{status} was due")),
+            Wanted::Unauthorized { .. } if answer.status == 401 => {
+                if answer.header("www-authenticate").is_some() {
+                    Ok(())
+                } else {
+                    told("it is not said what would help")
+                }
+            }
+            Wanted::Unauthorized { or_too_large: true } if answer.status == 413 => Ok(()),
+            // These come to whoever asks, before anybody looks at a key.
+            Wanted::Unauthorized { .. } if excused && (answer.status == 408 || is_known(NO_BUFFERS.1)) => Ok(()),
+            Wanted::Unauthorized { .. } => told("401 was due"),
             Wanted::System if excused => Ok(()),
             Wanted::System if !matches!(answer.status, 200 | 503) || !echoes => told("200 was due"),
             Wanted::System => Ok(()),
             Wanted::Garbage if answer.status >= 400 && answer.closes() => Ok(()),
             Wanted::Garbage => told("garbage is served"),
         }
+    }
+}
+
+impl Ask {
+    /// Whether it was answered neither given up before its time nor kept waiting after it.
+    pub fn judge_times(&self, status: u16, times: &Times) -> Result<(), String> {
+        let Some(limit_ms) = self.limit_ms else { return Ok(()) };
+        let limit_ns = u64::from(limit_ms) * 1_000_000;
+        if status == 504 && times.written_ns < times.sent_ns + limit_ns {
+            let early_ns = times.sent_ns + limit_ns - times.written_ns;
+            return Err(format!("given up {early_ns} ns before its {limit_ms} ms were over"));
+        }
+        // The first turn after its time still takes what has come home by then.
+        if let (Some(taken_ns), Some(turn_ns)) = (times.taken_ns, times.turn_before_ns)
+            && limit_ms > 0
+            && turn_ns >= taken_ns + limit_ns
+        {
+            let late_ns = turn_ns - taken_ns - limit_ns;
+            return Err(format!("{status} although its {limit_ms} ms were over for {late_ns} ns at the turn before"));
+        }
+        Ok(())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::asks::{Answer, Ask, Excuses};
+use super::asks::{Answer, Ask, Excuses, Times};
 use super::network::{End, Place, SimNetwork};
 use super::random::Random;
 
@@ -62,6 +62,24 @@ pub enum Did {
     Left(Departure),
 }
 
+/// A request on its way.
+#[derive(Debug)]
+struct Open {
+    ask: Ask,
+    /// Bytes sent of it, when that began, and when last some were.
+    sent: usize,
+    since_ns: u64,
+    last_ns: u64,
+    /// Where it ends in all that the client sends.
+    end: u64,
+}
+
+impl Open {
+    fn is_whole(&self) -> bool {
+        self.sent == self.ask.bytes.len()
+    }
+}
+
 #[derive(Debug)]
 pub struct Client {
     pub index: usize,
@@ -70,14 +88,18 @@ pub struct Client {
     stage: Stage,
     /// Not begun to be sent.
     asks: VecDeque<Ask>,
-    /// On their way, the first ones first, each with the bytes sent of it and when that began.
-    open: VecDeque<(Ask, usize, u64)>,
+    /// On their way, the first ones first.
+    open: VecDeque<Open>,
+    /// Bytes of all requests begun.
+    begun_bytes: u64,
     acts: usize,
     asked: usize,
     paused_until_ns: u64,
     /// Leave to send the body of the last of `open` has come.
     may_go_on: bool,
     received: Vec<u8>,
+    /// Bytes received before those.
+    taken_bytes: u64,
     /// The server has said that it will close.
     told_close: bool,
     /// It has done something for which the server may let it down.
@@ -90,6 +112,8 @@ pub struct Client {
     pub owed_at_stop: bool,
     /// Of each answer: its status, and a hash of what does not vary with the real clock.
     pub answers: Vec<(u16, u64)>,
+    /// The ids under which it was answered.
+    pub ids: Vec<String>,
 }
 
 impl Client {
@@ -102,17 +126,20 @@ impl Client {
             stage: Stage::Unborn,
             asks: asks.into(),
             open: VecDeque::new(),
+            begun_bytes: 0,
             acts: 0,
             asked: 0,
             paused_until_ns: 0,
             may_go_on: false,
             received: Vec::new(),
+            taken_bytes: 0,
             told_close: false,
             last_sent_ns: 0,
             unread_since_ns: None,
             taking_since_ns: None,
             owed_at_stop: false,
             answers: Vec::new(),
+            ids: Vec::new(),
         }
     }
 
@@ -121,7 +148,7 @@ impl Client {
     }
 
     pub fn is_waiting(&self) -> bool {
-        let whole = self.open.front().is_some_and(|(ask, sent, _)| *sent == ask.bytes.len());
+        let whole = self.open.front().is_some_and(Open::is_whole);
         self.stage == Stage::Open && whole && !self.is_rude
     }
 
@@ -140,7 +167,7 @@ impl Client {
             return false;
         }
         match self.open.back() {
-            Some((ask, sent, _)) if *sent < ask.bytes.len() => ask.hold_at != Some(*sent) || self.may_go_on,
+            Some(open) if !open.is_whole() => open.ask.hold_at != Some(open.sent) || self.may_go_on,
             Some(_) | None => !self.asks.is_empty() && self.open.len() < self.style.depth,
         }
     }
@@ -151,7 +178,7 @@ impl Client {
 
     fn must_leave(&self, network: &SimNetwork) -> Option<Departure> {
         let is_cut_off = self.style.never_reads && network.wires[self.index].place == Place::Closed;
-        let is_waiting = self.open.front().is_some_and(|(ask, sent, _)| *sent == ask.bytes.len());
+        let is_waiting = self.open.front().is_some_and(Open::is_whole);
         let may = is_waiting || !self.style.leaves_waiting;
         let due = self.style.leaves.filter(|(acts, _)| may && self.acts >= *acts).map(|(_, leave)| leave);
         due.or(is_cut_off.then_some(Departure::Leave))
@@ -222,22 +249,24 @@ impl Client {
     }
 
     fn send(&mut self, network: &mut SimNetwork, random: &mut Random, now_ns: u64) -> Did {
-        if self.open.back().is_none_or(|(ask, sent, _)| *sent == ask.bytes.len()) {
+        if self.open.back().is_none_or(Open::is_whole) {
             let ask = self.asks.pop_front().expect("it wants to send");
             // The server may have closed for idleness while this is on its way.
             self.is_rude |= now_ns - self.last_sent_ns >= self.patience.idle_ns;
-            self.open.push_back((ask, 0, now_ns));
+            self.begun_bytes += ask.bytes.len() as u64;
+            self.open.push_back(Open { ask, sent: 0, since_ns: now_ns, last_ns: now_ns, end: self.begun_bytes });
             self.asked += 1;
             self.may_go_on = false;
         }
         let asked = self.asked;
-        let (ask, sent, since_ns) = self.open.back_mut().expect("pushed above if it was empty");
+        let Open { ask, sent, since_ns, last_ns, .. } = self.open.back_mut().expect("pushed above if it was empty");
         let mut end = (*sent + random.between(1, self.style.send_max)).min(ask.bytes.len());
         if let Some(hold_at) = ask.hold_at.filter(|hold_at| *sent < *hold_at) {
             end = end.min(hold_at);
         }
         let count = network.send(self.index, &ask.bytes[*sent..end]);
         *sent += count;
+        *last_ns = now_ns;
         self.last_sent_ns = now_ns;
         self.is_rude |= now_ns - *since_ns >= self.patience.request_ns;
         if let Some((ask, byte, pause_ns)) = self.style.pause
@@ -260,13 +289,15 @@ impl Client {
     ) -> Result<Did, String> {
         let since_ns = self.unread_since_ns.take().unwrap_or(now_ns);
         self.is_rude |= now_ns - since_ns >= self.patience.write_ns;
+        // Or took its answer so slowly that the server's patience was over.
+        self.is_rude |= network.behind_ns(self.index) >= self.patience.write_ns;
         let (bytes, end) = network.receive(self.index, random.between(1, self.style.receive_max));
         if network.wires[self.index].has_unread_by_client() {
             self.unread_since_ns = Some(now_ns);
         }
         self.received.extend_from_slice(&bytes);
         let before = self.answers.len();
-        while self.take_answer(excuses)? {}
+        while self.take_answer(network, excuses)? {}
         // What waits for it has its time to be taken, or 64 KiB of it: more than a byte now and then.
         match self.received.is_empty() && !network.wires[self.index].has_unread_by_client() {
             true => self.taking_since_ns = None,
@@ -283,7 +314,7 @@ impl Client {
     }
 
     /// Takes one complete answer out of what has been received.
-    fn take_answer(&mut self, excuses: &Excuses) -> Result<bool, String> {
+    fn take_answer(&mut self, network: &mut SimNetwork, excuses: &Excuses) -> Result<bool, String> {
         let Some(end) = self.received.windows(4).position(|window| window == b"\r\n\r\n") else { return Ok(false) };
         let end = end + 4;
         let head = String::from_utf8(self.received[..end].to_vec()).map_err(|_| "a head that is no text")?;
@@ -291,55 +322,81 @@ impl Client {
         let mut answer = Answer { status, head, body: Vec::new() };
         if status == 100 {
             self.received.drain(..end);
+            self.taken_bytes += end as u64;
             // Requests are looked at one after another: it is about the first that is not answered.
-            let asked = self.open.front().is_some_and(|(ask, _, _)| ask.expects_continue);
+            let asked = self.open.front().is_some_and(|open| open.ask.expects_continue);
             self.may_go_on = self.open.len() == 1;
             return if asked { Ok(true) } else { Err("100 Continue for nobody".into()) };
         }
         let length = answer.header("content-length").and_then(|length| length.parse().ok());
         let length: usize = length.ok_or("an answer without a length")?;
         // Of a request whose end has not come nobody knows that its answer has no body.
-        let is_head = self.open.front().is_some_and(|(ask, sent, _)| ask.is_head && *sent == ask.bytes.len());
+        let is_head = self.open.front().is_some_and(|open| open.ask.is_head && open.is_whole());
         let body_end = if is_head { end } else { end + length };
         if self.received.len() < body_end {
             return Ok(false);
         }
         answer.body = self.received[end..body_end].to_vec();
         self.received.drain(..body_end);
-        self.take(answer, excuses).map(|()| true)
+        let first_byte = self.taken_bytes;
+        self.taken_bytes += body_end as u64;
+        self.take(answer, first_byte, network, excuses).map(|()| true)
     }
 
-    fn take(&mut self, answer: Answer, excuses: &Excuses) -> Result<(), String> {
+    fn take(
+        &mut self,
+        answer: Answer,
+        first_byte: u64,
+        network: &mut SimNetwork,
+        excuses: &Excuses,
+    ) -> Result<(), String> {
         if self.told_close {
             return Err(format!("an answer after the last one: {}", answer.status));
         }
         self.told_close = answer.closes();
-        let Some((ask, sent, _)) = self.open.pop_front() else {
+        let Some(open) = self.open.pop_front() else {
             return Err(format!("an answer that nobody asked for: {}", answer.status));
         };
-        let is_whole = sent == ask.bytes.len();
+        let times = self.times(&open, first_byte, network);
+        let is_whole = open.is_whole();
+        let ask = open.ask;
         let mut excuses = excuses.clone();
         if self.is_rude {
             excuses.words.insert(super::asks::TOO_SLOW);
         }
-        ask.judge(&answer, is_whole, &excuses).map_err(|words| format!("request {}: {words}", ask.id))?;
+        let verdict = ask.judge(&answer, is_whole, &excuses).and_then(|()| ask.judge_times(answer.status, &times));
+        verdict.map_err(|words| format!("request {}: {words}", ask.id))?;
+        self.ids.push(answer.header("x-request-id").unwrap_or_default().to_owned());
         self.owed_at_stop = false;
         self.answers.push((answer.status, super::hash_of(&(answer.body.len(), timeless(&answer)))));
         Ok(())
     }
 
+    fn times(&self, open: &Open, first_byte: u64, network: &mut SimNetwork) -> Times {
+        let written = network.written(self.index, first_byte);
+        // With others before it on the connection, or an interim answer, it is looked at later than it comes.
+        let is_alone = self.style.depth == 1 && !open.ask.expects_continue && open.is_whole();
+        let taken_ns = if is_alone { network.read_ns(self.index, open.end - 1) } else { None };
+        Times {
+            sent_ns: open.last_ns,
+            taken_ns,
+            written_ns: written.at_ns,
+            turn_before_ns: (!written.delayed).then_some(written.turn_before_ns),
+        }
+    }
+
     /// What it has not been answered although it may insist on it, once its connection is over.
     pub fn unanswered(&self) -> Option<&str> {
         let is_owed = !self.is_rude && !self.told_close;
-        self.open.front().filter(|_| is_owed).map(|(ask, _, _)| ask.id.as_str())
+        self.open.front().filter(|_| is_owed).map(|open| open.ask.id.as_str())
     }
 
     /// It has a whole request at the server, which has read all that it sent.
     pub fn is_being_served(&self, network: &SimNetwork) -> bool {
         let wire = &network.wires[self.index];
         let accepted = matches!(wire.place, Place::Accepted(_));
-        let Some((ask, sent, _)) = self.open.front().filter(|_| self.open.len() == 1) else { return false };
-        accepted && !self.is_rude && !wire.has_unread_by_server() && *sent == ask.bytes.len() && !self.told_close
+        let Some(open) = self.open.front().filter(|_| self.open.len() == 1) else { return false };
+        accepted && !self.is_rude && !wire.has_unread_by_server() && open.is_whole() && !self.told_close
     }
 }
 

@@ -1,7 +1,7 @@
 //! The simulated device as a world sees it: it tells when its runs end, and whether a panic in it was planned.
 //!
 //! Beside the device that says itself when to look again there is one like real ones: it says nothing, and its doorbell is
-//! rung from elsewhere when a run has ended.
+//! rung from elsewhere when a run has ended: each time, or only if its owner has asked for that before it went to sleep.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex};
@@ -11,6 +11,20 @@ use reactrt::device::sim::{Options, Sim};
 use reactrt::device::{Bucket, Device, Fault, Health, Lane, LoadError, Offer, Pieces, Plan};
 use reactrt::job::ModelKey;
 use reactrt::model::Model;
+
+/// How a device's owner learns that a run has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// It looks when the device said that it would be.
+    Clock,
+    /// Its doorbell is rung.
+    Bell,
+    /// Its doorbell is rung if it has asked for that.
+    ArmedBell,
+}
+
+/// A device that is armed says once in so many times that something may have ended meanwhile.
+const LOOK_AGAIN_ONE_IN: u64 = 5;
 
 /// What a world may know of a device without owning it.
 #[derive(Debug, Default)]
@@ -23,20 +37,22 @@ pub struct Facts {
     /// Any other panic: a broken promise above the device.
     pub panic_untold: Option<String>,
     pub is_dead: bool,
+    /// The submission after which it was last armed.
+    pub armed: Option<u64>,
+    pub arms_asked: u64,
 }
 
 pub struct Watched {
     sim: Sim,
-    /// Its owner is woken by a doorbell and not by the clock.
-    rings: bool,
+    notice: Notice,
     clock: Clock,
     facts: Arc<Mutex<Facts>>,
 }
 
 impl Watched {
-    pub fn new(options: Options, rings: bool, clock: Clock) -> (Watched, Arc<Mutex<Facts>>) {
+    pub fn new(options: Options, notice: Notice, clock: Clock) -> (Watched, Arc<Mutex<Facts>>) {
         let facts = Arc::default();
-        (Watched { sim: Sim::new(options), rings, clock, facts: Arc::clone(&facts) }, facts)
+        (Watched { sim: Sim::new(options), notice, clock, facts: Arc::clone(&facts) }, facts)
     }
 
     fn watch<T>(&mut self, call: impl FnOnce(&mut Sim) -> T) -> T {
@@ -80,7 +96,10 @@ impl Device for Watched {
 
     fn poll(&mut self, lane: usize, now_ns: u64) -> Lane {
         // A device that rings is done when it is done, whatever time its owner thinks it is.
-        let now_ns = if self.rings { self.clock.now_ns() } else { now_ns };
+        let now_ns = match self.notice {
+            Notice::Clock => now_ns,
+            Notice::Bell | Notice::ArmedBell => self.clock.now_ns(),
+        };
         self.watch(|sim| sim.poll(lane, now_ns))
     }
 
@@ -92,8 +111,18 @@ impl Device for Watched {
         self.sim.health()
     }
 
+    fn arm(&mut self) -> bool {
+        let mut facts = self.facts.lock().expect("nobody panics with it");
+        facts.arms_asked += 1;
+        facts.armed = Some(facts.submissions);
+        self.notice != Notice::ArmedBell || !facts.arms_asked.is_multiple_of(LOOK_AGAIN_ONE_IN)
+    }
+
     fn wake_at_ns(&self) -> Option<u64> {
-        if self.rings { None } else { self.sim.wake_at_ns() }
+        match self.notice {
+            Notice::Clock => self.sim.wake_at_ns(),
+            Notice::Bell | Notice::ArmedBell => None,
+        }
     }
 
     fn computed_tokens(&self, plan: &Plan, bucket: Bucket) -> u64 {

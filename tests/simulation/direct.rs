@@ -31,7 +31,7 @@ impl Alone {
             workers: bells(setting.settings.threads.workers),
             devices: bells(setting.devices.len()),
         };
-        let network = SimNetwork::new(clients, clients, random);
+        let network = SimNetwork::new(clients, clients, random, clock.clone());
         Alone {
             wired: wire(&setting.settings, &clock, loaded, network, reactrt::reactor::Policy::default(), &bells)
                 .expect("sound settings"),

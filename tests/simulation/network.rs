@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::io;
 
+use reactrt::clock::Clock;
 use reactrt::reactor::{ConnectionId, Event, Network};
 
 use super::random::Random;
@@ -32,6 +33,42 @@ pub enum End {
     Reset,
 }
 
+/// Of bytes written by the server: when.
+#[derive(Clone, Copy, Debug)]
+pub struct Written {
+    pub at_ns: u64,
+    /// The turn before that one.
+    pub turn_before_ns: u64,
+    /// The network had no room for them, or for some before them, when they were to be written first.
+    pub delayed: bool,
+}
+
+/// What is known of bytes by their place in a stream; asked for from its beginning to its end.
+#[derive(Debug)]
+struct Ledger<T> {
+    total: u64,
+    /// Up to which byte, and what.
+    entries: VecDeque<(u64, T)>,
+}
+
+impl<T: Copy> Ledger<T> {
+    fn new() -> Ledger<T> {
+        Ledger { total: 0, entries: VecDeque::new() }
+    }
+
+    fn add(&mut self, bytes: usize, what: T) {
+        self.total += bytes as u64;
+        self.entries.push_back((self.total, what));
+    }
+
+    fn of(&mut self, byte: u64) -> Option<T> {
+        while self.entries.front().is_some_and(|(end, _)| *end <= byte) {
+            self.entries.pop_front();
+        }
+        self.entries.front().map(|(_, what)| *what)
+    }
+}
+
 /// Both directions of one connection.
 #[derive(Debug)]
 pub struct Wire {
@@ -52,6 +89,13 @@ pub struct Wire {
     edge: bool,
     /// The last write found no room for all of it.
     wants_room: bool,
+    /// Since when no call to write has written all.
+    behind_since_ns: Option<u64>,
+    /// How long that had been so when the server closed.
+    behind_at_close_ns: u64,
+    written: Ledger<Written>,
+    /// When the server has read what.
+    read: Ledger<u64>,
 }
 
 impl Wire {
@@ -100,6 +144,9 @@ pub struct SimNetwork {
     /// By slot, the client.
     slots: Vec<Option<usize>>,
     random: Random,
+    clock: Clock,
+    /// The reactor's turn before the one that may be under way.
+    pub turn_before_ns: u64,
     /// Whether `accept` may find the process out of descriptors.
     pub runs_out_of_descriptors: bool,
     /// Connections that were closed by the server.
@@ -107,7 +154,7 @@ pub struct SimNetwork {
 }
 
 impl SimNetwork {
-    pub fn new(clients: usize, slots: usize, mut random: Random) -> SimNetwork {
+    pub fn new(clients: usize, slots: usize, mut random: Random, clock: Clock) -> SimNetwork {
         let wires = (0..clients)
             .map(|_| Wire {
                 place: Place::Unborn,
@@ -121,6 +168,10 @@ impl SimNetwork {
                 end: None,
                 edge: false,
                 wants_room: false,
+                behind_since_ns: None,
+                behind_at_close_ns: 0,
+                written: Ledger::new(),
+                read: Ledger::new(),
             })
             .collect();
         SimNetwork {
@@ -129,6 +180,8 @@ impl SimNetwork {
             listener_edge: false,
             slots: vec![None; slots],
             random,
+            clock,
+            turn_before_ns: 0,
             runs_out_of_descriptors: false,
             closed: 0,
         }
@@ -186,6 +239,26 @@ impl SimNetwork {
             wire.edge = true;
         }
         (bytes, wire.end.filter(|_| wire.outbound.is_empty()))
+    }
+
+    /// When the server wrote this byte of what it has written to the client.
+    pub fn written(&mut self, client: usize, byte: u64) -> Written {
+        self.wires[client].written.of(byte).expect("only what was written is received")
+    }
+
+    /// When the server read this byte of what the client has sent, if it has.
+    pub fn read_ns(&mut self, client: usize, byte: u64) -> Option<u64> {
+        self.wires[client].read.of(byte)
+    }
+
+    /// How long the server has not been able to write all that it has for the client, or had not when it closed.
+    pub fn behind_ns(&self, client: usize) -> u64 {
+        let wire = &self.wires[client];
+        match (wire.place, wire.behind_since_ns) {
+            (Place::Closed, _) => wire.behind_at_close_ns,
+            (Place::Unborn | Place::Waiting | Place::Accepted(_), Some(since_ns)) => self.clock.now_ns() - since_ns,
+            (Place::Unborn | Place::Waiting | Place::Accepted(_), None) => 0,
+        }
     }
 
     // What the server's kernel does.
@@ -246,11 +319,13 @@ impl Network for SimNetwork {
         if self.random.one_in(INTERRUPTED_ONE_IN) {
             return Err(io::ErrorKind::Interrupted.into());
         }
+        let now_ns = self.clock.now_ns();
         let wire = self.of_slot(slot);
         if wire.reset {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
         let count = wire.inbound.len().min(into.len());
+        wire.read.add(count, now_ns);
         for (place, byte) in into.iter_mut().zip(wire.inbound.drain(..count)) {
             *place = byte;
         }
@@ -263,9 +338,12 @@ impl Network for SimNetwork {
 
     fn write(&mut self, slot: u32, from: &[u8]) -> io::Result<usize> {
         if self.random.one_in(INTERRUPTED_ONE_IN) {
+            let now_ns = self.clock.now_ns();
+            self.of_slot(slot).behind_since_ns.get_or_insert(now_ns);
             return Err(io::ErrorKind::Interrupted.into());
         }
         assert!(!from.is_empty(), "nothing is written");
+        let (at_ns, turn_before_ns) = (self.clock.now_ns(), self.turn_before_ns);
         let wire = self.of_slot(slot);
         assert!(wire.end.is_none(), "written after the end");
         if wire.reset {
@@ -277,7 +355,13 @@ impl Network for SimNetwork {
         }
         let count = from.len().min(wire.outbound_max - wire.outbound.len());
         wire.outbound.extend(&from[..count]);
-        wire.wants_room |= count < from.len();
+        wire.written.add(count, Written { at_ns, turn_before_ns, delayed: wire.behind_since_ns.is_some() });
+        if count < from.len() {
+            wire.behind_since_ns.get_or_insert(at_ns);
+            wire.wants_room = true;
+        } else {
+            wire.behind_since_ns = None;
+        }
         if count == 0 { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(count) }
     }
 
@@ -287,7 +371,9 @@ impl Network for SimNetwork {
 
     fn close(&mut self, slot: u32) {
         let client = self.slots[slot as usize].take().expect("the reactor closes open connections only");
+        let now_ns = self.clock.now_ns();
         let wire = &mut self.wires[client];
+        wire.behind_at_close_ns = wire.behind_since_ns.map_or(0, |since_ns| now_ns - since_ns);
         if wire.inbound.is_empty() {
             wire.end = wire.end.or(Some(End::Finished));
         } else {

@@ -5,8 +5,9 @@ use reactrt::device::sim::{Charge, Options, Rates, Shapes, width};
 use reactrt::device::{Bucket, Fault, Layout};
 use reactrt::job::Buffers;
 
-use super::asks::{self, Ask, Bounds, Excuses};
+use super::asks::{self, Ask, Bounds, Excuses, House};
 use super::client::{Departure, Patience, Style};
+use super::device::Notice;
 use super::random::Random;
 
 /// Longer than every client and every device may take one after another: nothing is to be cut off by it.
@@ -15,8 +16,9 @@ pub const DRAIN_MS: u64 = 200_000;
 #[derive(Clone, Debug)]
 pub struct DeviceSetting {
     pub options: Options,
-    /// It is its owner's doorbell that tells of a run's end, not the clock.
-    pub rings: bool,
+    pub notice: Notice,
+    /// Its owner looks all the time while something executes.
+    pub is_polled: bool,
     pub models: Vec<usize>,
 }
 
@@ -28,9 +30,19 @@ pub struct Weights {
     pub client: usize,
 }
 
+/// An access log, and who reads it.
+#[derive(Clone, Copy, Debug)]
+pub struct JournalSetting {
+    pub records_max: usize,
+    /// Some lines are taken once in so many steps; `None`: all of them at the end.
+    pub taken_one_in: Option<usize>,
+}
+
 #[derive(Clone, Debug)]
 pub struct Setting {
     pub settings: Settings,
+    pub house: House,
+    pub journal: Option<JournalSetting>,
     pub devices: Vec<DeviceSetting>,
     pub clients: Vec<(Style, Vec<Ask>)>,
     pub weights: Weights,
@@ -88,8 +100,13 @@ impl Setting {
             body_bytes_max: limits.body_bytes_max,
             answer_bytes_max: limits.answer_bytes_max,
         };
+        let house = house(random);
+        let journal = random.one_in(2).then(|| JournalSetting {
+            records_max: random.pick(&[1, 3, 40, 400]),
+            taken_one_in: random.pick(&[None, Some(1), Some(20), Some(300)]),
+        });
         let count = if is_crowded { 40 } else { random.pick(&[3, 8, 20, 35]) };
-        let clients = (0..count).map(|index| client(random, index, &bounds, &patience)).collect();
+        let clients = (0..count).map(|index| client(random, index, &bounds, &patience, &house)).collect();
         let weight = |random: &mut Random| random.pick(&[1, 2, 4, 16]);
         let weights =
             Weights { reactor: weight(random), worker: weight(random), driver: weight(random), client: weight(random) };
@@ -97,6 +114,8 @@ impl Setting {
         let runs_out_of_descriptors = random.one_in(4);
         Setting {
             settings,
+            house,
+            journal,
             devices,
             clients,
             weights,
@@ -107,6 +126,20 @@ impl Setting {
             has_little_memory,
             runs_out_of_descriptors,
         }
+    }
+}
+
+fn house(random: &mut Random) -> House {
+    let keys: &[&str] = match random.below(4) {
+        0 => &["first-key"],
+        1 => &["first-key", "the-second"],
+        _ => &[],
+    };
+    let origins: &[&str] = random.pick(&[&[], &["*"], &["https://a.example", "https://b.example"]]);
+    House {
+        keys: keys.iter().map(|key| (*key).to_owned()).collect(),
+        origins: origins.iter().map(|origin| (*origin).to_owned()).collect(),
+        request_ms: random.pick(&[None, None, None, Some(1), Some(45), Some(400), Some(30_000)]),
     }
 }
 
@@ -184,7 +217,8 @@ fn device(random: &mut Random, index: usize, excuses: &Excuses, settings: &Setti
         nan_rate: excuses.nan_rate,
         shapes,
     };
-    DeviceSetting { options, rings: random.one_in(2), models }
+    let notice = random.pick(&[Notice::Clock, Notice::Bell, Notice::ArmedBell]);
+    DeviceSetting { options, notice, is_polled: random.one_in(5), models }
 }
 
 /// What clients may be told because of this device.
@@ -203,9 +237,9 @@ fn excuse(device: &DeviceSetting, excuses: &mut Excuses) {
     }
 }
 
-fn client(random: &mut Random, index: usize, bounds: &Bounds, patience: &Patience) -> (Style, Vec<Ask>) {
+fn client(random: &mut Random, index: usize, bounds: &Bounds, patience: &Patience, house: &House) -> (Style, Vec<Ask>) {
     let count = random.pick(&[1, 2, 5]);
-    let asks = (0..count).map(|ask| Ask::new(random, format!("c{index}-{ask}"), bounds)).collect();
+    let asks = (0..count).map(|ask| Ask::new(random, format!("c{index}-{ask}"), bounds, house)).collect();
     let leave = |random: &mut Random| random.pick(&[Departure::FinishSending, Departure::Leave, Departure::Reset]);
     let leaves = random.one_in(5).then(|| (random.between(2, 30), leave(random)));
     let pause = random.one_in(6).then(|| {

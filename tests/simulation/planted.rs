@@ -16,6 +16,13 @@ fn signs(bug: Bug) -> &'static [&'static str] {
         Bug::TrustsOldPieces => &[""],
         Bug::LosesPieces => &["what all hold together is what the pools have"],
         Bug::KeepsTokens => &["the queue's tokens are those of its jobs"],
+        // A slot without a request, one whose next request has another deadline, and one whose next request is a stranger's.
+        Bug::KeepsTimers => &["a job knows what was asked", "a job has one deadline", "got 504", "were over"],
+        Bug::GivesUpEarly => &["given up"],
+        Bug::LosesDropped => &["what all hold together is what the pools have"],
+        Bug::SleepsUnarmed => &["has a result and its thread sleeps"],
+        Bug::TakesPrefixes => &["401 was due"],
+        Bug::LosesLines => &["lines written and dropped are requests ended"],
         Bug::ForgetsTheRest => &["waits for an answer and nobody works on it", "nothing will wake anybody"],
     }
 }

@@ -5,23 +5,25 @@
 //! every step what must always hold is checked, and whenever everything sleeps what must hold at rest.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use reactrt::api::gate::{Keys, Origins};
 use reactrt::clock::Clock;
 use reactrt::config::Settings;
 use reactrt::device::driver::Driver;
 use reactrt::job::{Census, ModelKey};
+use reactrt::journal::{self, Journal, Lines};
 use reactrt::metrics::Gauges;
-use reactrt::reactor::{ConnectionId, Event, Pace, Reactor};
+use reactrt::reactor::{ConnectionId, Event, Pace, Policy, Reactor};
 use reactrt::ring::Doorbell;
 use reactrt::serve::{Account, Bells, Loaded, LoadedDevice, LoadedModel, Pause, Stopper, Wired, step_driver, wire};
 use reactrt::tokenize::Worker;
 
 use super::asks::{self, Excuses};
 use super::client::{Client, Did};
-use super::device::{Facts, Watched};
+use super::device::{Facts, Notice, Watched};
 use super::network::{Place, SimNetwork};
 use super::plan::{DRAIN_MS, Setting};
 use super::random::Random;
@@ -165,6 +167,11 @@ pub struct World {
     /// Who is not stepped for a while, and for how many steps.
     held_back: Option<(Actor, usize)>,
     seen: BTreeMap<&'static str, u64>,
+    /// Where the access log is read, and what has been read of it.
+    lines: Option<Lines>,
+    log: Vec<u8>,
+    /// Times that the server was told that it has no file descriptor left.
+    exhaustions: Arc<AtomicU64>,
     pub trace: Trace,
 }
 
@@ -182,6 +189,7 @@ fn name_of(status: u16) -> &'static str {
     match status {
         200 => "200",
         400 => "400",
+        401 => "401",
         404 => "404",
         405 => "405",
         408 => "408",
@@ -189,6 +197,7 @@ fn name_of(status: u16) -> &'static str {
         429 => "429",
         500 => "500",
         503 => "503",
+        504 => "504",
         _ => "other statuses",
     }
 }
@@ -198,7 +207,7 @@ pub fn load(setting: &Setting, clock: &Clock) -> (Loaded, Vec<Arc<Mutex<Facts>>>
     let key = |index: usize| ModelKey { index: index as u32, generation: 0 };
     let (mut devices, mut facts) = (Vec::new(), Vec::new());
     for device in &setting.devices {
-        let (mut watched, fact) = Watched::new(device.options.clone(), device.rings, clock.clone());
+        let (mut watched, fact) = Watched::new(device.options.clone(), device.notice, clock.clone());
         let mut offers = Vec::new();
         for model in &device.models {
             let offer = reactrt::device::Device::load(&mut watched, key(*model), &known[*model].model);
@@ -218,6 +227,26 @@ pub fn load(setting: &Setting, clock: &Clock) -> (Loaded, Vec<Arc<Mutex<Facts>>>
     (Loaded { models: models.collect(), devices }, facts)
 }
 
+/// Who may ask, for how long, and where that is written down.
+fn policy(setting: &Setting, exhaustions: &Arc<AtomicU64>) -> (Policy, Option<Lines>) {
+    let connect = |records_max| -> (Journal, Lines) {
+        let models = asks::models().iter().map(|known| known.model.name.as_str());
+        journal::connect(records_max, setting.settings.limits.connections_max, models)
+    };
+    let (journal, lines) = setting.journal.map(|journal| connect(journal.records_max)).unzip();
+    let told = Arc::clone(exhaustions);
+    let policy = Policy {
+        keys: Keys::new(setting.house.keys.clone()),
+        origins: Origins::new(&setting.house.origins),
+        request_ms: setting.house.request_ms,
+        journal,
+        on_exhaustion: Some(Box::new(move || {
+            told.fetch_add(1, Ordering::Relaxed);
+        })),
+    };
+    (policy, lines)
+}
+
 impl World {
     pub fn new(seed: u64, keeps_trace: bool) -> World {
         let mut random = Random::new(seed);
@@ -234,11 +263,15 @@ impl World {
             workers: rung(&worker_sleepers),
             devices: rung(&driver_sleepers),
         };
-        let mut network = SimNetwork::new(setting.clients.len(), settings.limits.connections_max, random.fork());
+        let mut network =
+            SimNetwork::new(setting.clients.len(), settings.limits.connections_max, random.fork(), clock.clone());
         network.runs_out_of_descriptors = setting.runs_out_of_descriptors;
-        let wired = wire(settings, &clock, loaded, network, reactrt::reactor::Policy::default(), &bells)
-            .expect("the settings are sound");
-        let Wired { mut reactor, workers, drivers, stopper, .. } = wired;
+        let exhaustions = Arc::default();
+        let (policy, lines) = policy(&setting, &exhaustions);
+        let wired = wire(settings, &clock, loaded, network, policy, &bells).expect("the settings are sound");
+        let Wired { mut reactor, workers, mut drivers, stopper, .. } = wired;
+        let polled = setting.devices.iter().zip(&mut drivers).filter(|(device, _)| device.is_polled);
+        polled.for_each(|(_, driver)| driver.poll_while_busy());
         let pools = Census { pieces: settings.limits.pieces_max, bodies: settings.limits.jobs_max, buffers: 0 };
         let clients = setting.clients.clone().into_iter().enumerate();
         let clients = clients.map(|(index, (style, asks))| Client::new(index, style, setting.patience, asks)).collect();
@@ -260,6 +293,9 @@ impl World {
             enabled: Vec::new(),
             held_back: None,
             seen: BTreeMap::new(),
+            lines,
+            log: Vec::new(),
+            exhaustions,
             trace: Trace::new(keeps_trace),
             random,
             clock,
@@ -287,10 +323,10 @@ impl World {
 
     /// The setting in words, clients aside.
     pub fn in_words(&self) -> String {
-        let Setting { settings, devices, clients, excuses, .. } = &self.setting;
+        let Setting { settings, devices, clients, excuses, house, journal, .. } = &self.setting;
         let (limits, batching) = (&settings.limits, &settings.batching);
         format!(
-            "{} clients; {limits:?}; {batching:?}; {:?}; {:?}; {devices:?}; {excuses:?}; {:?}",
+            "{} clients; {limits:?}; {batching:?}; {:?}; {:?}; {devices:?}; {excuses:?}; {house:?}; {journal:?}; {:?}",
             clients.len(),
             settings.deadlines,
             settings.threads,
@@ -314,7 +350,14 @@ impl World {
         if self.random.one_in(400) {
             self.wake_for_nothing();
         }
+        self.take_lines();
         self.find_enabled();
+        // Who looks all the time does so while time passes.
+        if self.enabled.iter().all(|actor| self.only_polls(*actor))
+            && (self.enabled.is_empty() || self.random.one_in(3))
+        {
+            return self.rest();
+        }
         let Some(actor) = self.choose() else { return self.rest() };
         match actor {
             Actor::Reactor => self.step_reactor(),
@@ -369,8 +412,14 @@ impl World {
                     any = true;
                     self.reactor.socket_ready(*id, *event);
                 }
+                let turns = self.reactor.metrics().turns;
                 self.pace.woken(&mut self.reactor, any, now_ns);
                 let counts = self.reactor.counts();
+                if self.reactor.metrics().turns > turns {
+                    self.reactor.network().turn_before_ns = now_ns;
+                    let overdue = counts.gives_up_at_ns.is_some_and(|at_ns| at_ns <= now_ns);
+                    assert!(!overdue, "a turn leaves a request whose time is up");
+                }
                 self.trace.add(Step::Reactor { events: events.len(), jobs: counts.jobs }, now_ns);
                 self.events = events;
             }
@@ -403,6 +452,34 @@ impl World {
         self.trace.add(Step::Stop, self.now_ns());
     }
 
+    /// Its step finds only that the device is still busy.
+    fn only_polls(&self, actor: Actor) -> bool {
+        let Actor::Driver(index) = actor else { return false };
+        let is_running = self.drivers[index].1.mode == Mode::Running;
+        is_running && self.setting.devices[index].is_polled && self.ends_at_ns(index).is_some()
+    }
+
+    fn is_busy(&self, index: usize) -> bool {
+        self.facts[index].lock().expect("nobody panics with it").busy_until_ns.is_some()
+    }
+
+    /// When the run of a device ends, if that is yet to come.
+    fn ends_at_ns(&self, index: usize) -> Option<u64> {
+        let facts = self.facts[index].lock().expect("nobody panics with it");
+        facts.busy_until_ns.filter(|until_ns| *until_ns > self.now_ns())
+    }
+
+    /// Whoever writes the access log reads some of it.
+    fn take_lines(&mut self) {
+        let Some(lines) = &mut self.lines else { return };
+        let due = self.setting.journal.and_then(|journal| journal.taken_one_in);
+        if due.is_some_and(|steps| self.random.one_in(steps)) {
+            for _ in 0..self.random.between(1, 30) {
+                lines.take(&mut self.log);
+            }
+        }
+    }
+
     fn see(&mut self, what: &'static str) {
         *self.seen.entry(what).or_default() += 1;
     }
@@ -420,11 +497,13 @@ impl World {
 
     /// The run that a device has ended and not rung for: which, and when it ended.
     fn completion(&self, index: usize) -> Option<(u64, u64)> {
-        if !self.setting.devices[index].rings {
-            return None;
-        }
         let facts = self.facts[index].lock().expect("nobody panics with it");
-        facts.busy_until_ns.map(|until_ns| (facts.submissions, until_ns))
+        let rings = match self.setting.devices[index].notice {
+            Notice::Clock => false,
+            Notice::Bell => true,
+            Notice::ArmedBell => facts.armed == Some(facts.submissions),
+        };
+        facts.busy_until_ns.filter(|_| rings).map(|until_ns| (facts.submissions, until_ns))
     }
 
     fn find_enabled(&mut self) {
@@ -502,9 +581,11 @@ impl World {
         };
         let sleepers = self.workers.iter().map(|(_, sleeper)| sleeper).chain(self.drivers.iter().map(|(_, s)| s));
         let completions = (0..self.facts.len()).filter_map(|index| self.completion(index)).map(|(_, at_ns)| at_ns);
+        let polled = (0..self.facts.len()).filter(|index| self.only_polls(Actor::Driver(*index)));
         let times = sleepers
             .filter_map(Sleeper::wakes_at_ns)
             .chain(waits_until)
+            .chain(polled.filter_map(|index| self.ends_at_ns(index)))
             .chain(completions.filter(|at_ns| *at_ns > now_ns))
             .chain(self.clients.iter().filter_map(|client| client.wakes_at_ns(now_ns)));
         let Some(next_ns) = times.min() else {
@@ -538,6 +619,7 @@ impl World {
             ("steps with all connections taken", full),
             ("steps with all jobs taken", many),
             ("steps with all pieces out", none_left),
+            ("steps with answers at workers", counts.encoding > 0),
         ];
         for (what, _) in rare.into_iter().filter(|(_, happens)| *happens) {
             self.see(what);
@@ -556,7 +638,16 @@ impl World {
 
     /// Everybody sleeps.
     fn check_rest(&mut self) {
-        let busy = self.facts.iter().any(|facts| facts.lock().expect("nobody panics with it").busy_until_ns.is_some());
+        if let (Waiting::Until(until_ns), Some(at_ns)) = (self.waiting, self.reactor.counts().gives_up_at_ns) {
+            // Its poll counts in milliseconds.
+            let in_time = until_ns.is_some_and(|until_ns| until_ns < at_ns + 1_000_000);
+            assert!(in_time, "the reactor oversleeps the end of a request's time");
+        }
+        for (index, (driver, _)) in self.drivers.iter().enumerate() {
+            let has_ended = self.ends_at_ns(index).is_none() && self.is_busy(index);
+            assert!(!has_ended || driver.held() == 0, "device {index} has a result and its thread sleeps");
+        }
+        let busy = (0..self.facts.len()).any(|index| self.is_busy(index));
         let lingers = self.drivers.iter().any(|(_, sleeper)| sleeper.wakes_at_ns().is_some());
         if busy || lingers {
             return;
@@ -605,6 +696,9 @@ impl World {
         let counts = self.reactor.counts();
         assert_eq!((counts.connections, counts.jobs, counts.queue_tokens), (0, 0, 0), "nothing is left");
         self.check_metrics();
+        if self.setting.devices.iter().any(|device| device.is_polled) {
+            self.see("worlds with a polled device");
+        }
         let is_dead = |facts: &Arc<Mutex<Facts>>| facts.lock().expect("nobody panics with it").is_dead;
         if self.facts.iter().any(is_dead) {
             self.see("worlds with a dead device");
@@ -631,6 +725,36 @@ impl World {
         driver.drain(&self.clock);
     }
 
+    /// Each request that ended has its line, or is counted as one without.
+    fn check_log(&mut self, answered: &BTreeMap<u16, u64>, cancelled: u64) {
+        let Some(lines) = &mut self.lines else { return };
+        while lines.take(&mut self.log) {}
+        let text = std::str::from_utf8(&self.log).expect("lines are text");
+        let (mut statuses, mut told) = (BTreeMap::<u16, u64>::new(), BTreeMap::<(String, u16), u64>::new());
+        for line in text.lines() {
+            let line: serde_json::Value = serde_json::from_str(line).expect("a line is JSON");
+            let status = line["status"].as_u64().expect("a line has a status") as u16;
+            let id = line["request_id"].as_str().expect("a line has a request's id").to_owned();
+            *statuses.entry(status).or_default() += 1;
+            *told.entry((id, status)).or_default() += 1;
+        }
+        let (written, dropped) = (statuses.values().sum::<u64>(), self.reactor.counts().lines_dropped);
+        let ended = answered.values().sum::<u64>() + cancelled;
+        assert_eq!(written + dropped, ended, "lines written and dropped are requests ended");
+        for (status, lines) in &statuses {
+            let happened = if *status == 499 { cancelled } else { answered.get(status).copied().unwrap_or_default() };
+            assert!(*lines <= happened, "{lines} lines of {status}, which happened {happened} times");
+        }
+        *self.seen.entry("lines of the access log").or_default() += written;
+        *self.seen.entry("lines of the access log dropped").or_default() += dropped;
+        for client in self.clients.iter().filter(|_| dropped == 0) {
+            for (id, (status, _)) in client.ids.iter().zip(&client.answers) {
+                let left = told.get_mut(&(id.clone(), *status)).filter(|left| **left > 0);
+                *left.unwrap_or_else(|| panic!("no line of {id}, answered {status}")) -= 1;
+            }
+        }
+    }
+
     /// The numbers that are shown add up, and agree with what clients have seen.
     fn check_metrics(&mut self) {
         let mut text = Vec::new();
@@ -652,10 +776,22 @@ impl World {
         );
         assert_eq!(started, ended, "jobs started, and answered or cancelled");
         let seen: u64 = self.clients.iter().map(|client| client.answers.len() as u64).sum();
-        let told = sum("reactrt_requests_total");
+        let mut answered = BTreeMap::<u16, u64>::new();
+        for line in text.lines().filter(|line| line.starts_with("reactrt_requests_total{")) {
+            let (labels, count) = line.rsplit_once(' ').expect("a number has a name");
+            let status = labels.rsplit_once("status=\"").and_then(|(_, status)| status.get(..3));
+            let status = status.and_then(|status| status.parse().ok()).expect("answers are counted by status");
+            *answered.entry(status).or_default() += count.parse::<u64>().expect("a count");
+        }
+        let told: u64 = answered.values().sum();
         assert!(seen <= told, "{seen} answers were received, {told} counted");
+        assert_eq!(answered.get(&504).copied().unwrap_or_default(), sum("reactrt_requests_expired_total"), "given up");
+        let exhaustions = self.exhaustions.load(Ordering::Relaxed);
+        assert_eq!(sum("reactrt_accept_failures_total"), exhaustions, "the lack of descriptors is told each time");
         assert_eq!(sum("reactrt_worker_panics_total"), 0, "a worker panicked");
         let panics: u64 = self.facts.iter().map(|facts| facts.lock().expect("nobody panics with it").panics_told).sum();
         assert_eq!(sum("reactrt_device_panics_total"), panics, "panics of devices");
+        let cancelled = sum("reactrt_jobs_cancelled_total");
+        self.check_log(&answered, cancelled);
     }
 }
