@@ -12,9 +12,8 @@ mkdir -p "$out"
 out=$(realpath "$out")
 here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d)
-server=
+. "$here/lib.sh"
 trap '[ -z "$server" ] || kill "$server" 2>/dev/null; rm -rf "$work"' EXIT
-port=18930
 
 step() {
   echo
@@ -58,31 +57,8 @@ heads="reranking_models:
 nli_models:
   nli: {model_path: $models/nli}"
 
-start() {
-  "$bin/reactrt" serve --config "$work/config.yaml" > "$work/log" 2>&1 &
-  server=$!
-  local begin
-  begin=$(date +%s.%N)
-  until curl -sf "http://127.0.0.1:$port/health/ready" > /dev/null; do
-    kill -0 $server 2>/dev/null || { echo "the server ended:"; cat "$work/log"; server=; return 1; }
-    sleep 0.05
-  done
-  echo "ready after $(echo "$(date +%s.%N) $begin" | awk '{ printf "%.2f", $1 - $2 }') s"
-}
-
-stop() {
-  kill -TERM "$server"
-  wait "$server"
-  echo "the server ended with $?"
-  server=
-}
-
 memory() {
   echo "t=$SECONDS s: host $(awk '/VmRSS/ { print $2 }' /proc/$server/status) kB, GPU $(nvidia-smi --query-gpu=memory.used --format=csv,noheader)"
-}
-
-load() {
-  "$bin/reactrt-bench" load --url "http://127.0.0.1:$port" "$@"
 }
 
 serve() {
