@@ -148,6 +148,16 @@ deadlines: {request_ms: 2_500}
     let settings = with(text, &environment, &flags).unwrap();
     assert_eq!(settings.server.api_keys.list(), ["a-key", "b-key"]);
     assert_eq!(settings.server.cors_origins, ["*"]);
+    // A secret that is not set must not take the file's keys away.
+    for empty in ["", " "] {
+        let refused =
+            [with(text, &[("REACTRT_SERVER_API_KEYS", empty)], &[]), with(text, &[], &[("server.api_keys", empty)])];
+        for outcome in refused {
+            let words = format!("{:?}", outcome.expect_err("no keys are no keys by [] only"));
+            assert!(words.contains("expected keys, found nothing"), "{words}");
+        }
+    }
+    assert!(with(text, &[("REACTRT_SERVER_API_KEYS", "[]")], &[]).unwrap().server.api_keys.list().is_empty());
     assert_eq!(settings.server.access_log, Some(Target::File("/var/log/a b".into())));
     assert_eq!((settings.server.api_keys_file, settings.deadlines.request_ms), (None, None));
     for off in ["0", "off"] {
@@ -182,6 +192,14 @@ const WRONG: &[(&str, &[&str])] = &[
     (
         "server:\n  api_keys: {hunter: 2}\n",
         &["c.yaml:2: server.api_keys: expected a list of keys; what was found is not shown"],
+    ),
+    (
+        "server:\n  api_keys: ' '\n",
+        &["c.yaml:2: server.api_keys: expected keys, found nothing; [] means that nobody needs one"],
+    ),
+    (
+        "server:\n  api_keys:\n",
+        &["c.yaml:2: server.api_keys: expected keys, found nothing; [] means that nobody needs one"],
     ),
     (
         "server:\n  cors_origins: [https://app.example/page]\n",

@@ -69,9 +69,13 @@ impl ApiKeys {
         if readable_by_all {
             log::warn(format_args!("{place} can be read by everybody on this machine: chmod 600 keeps it"));
         }
-        file.take(FILE_BYTES_MAX)
+        // One byte more than there may be: a file that is cut would end in the beginning of a key, which is then one itself.
+        file.take(FILE_BYTES_MAX + 1)
             .read_to_string(&mut text)
             .map_err(|error| format!("{place} cannot be read: {error}"))?;
+        if text.len() as u64 > FILE_BYTES_MAX {
+            return Err(format!("{place} has more than {FILE_BYTES_MAX} bytes"));
+        }
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
         let found: Vec<String> = lines.map(str::to_owned).collect();
         if found.is_empty() {
@@ -88,13 +92,16 @@ pub(super) struct KeyList;
 impl Codec<ApiKeys> for KeyList {
     fn read(&self, node: &Node) -> Result<ApiKeys, String> {
         const WHAT: &str = "expected a list of keys; what was found is not shown";
+        const EMPTY: &str = "expected keys, found nothing; [] means that nobody needs one";
         let text = |node: &Node| match &node.value {
             Value::Scalar { text, .. } if !node.is_nothing() => Ok(text.trim().to_owned()),
             Value::Scalar { .. } | Value::List(_) | Value::Map(_) => Err(WHAT.to_owned()),
         };
         let keys = match &node.value {
             Value::List(items) => items.iter().map(text).collect::<Result<Vec<_>, _>>()?,
-            Value::Scalar { text, .. } if text.is_empty() || text == "[]" => Vec::new(),
+            // Only the empty list is none: a secret that is not set where a variable or flag asks for it must not open the server.
+            Value::Scalar { text, .. } if text.trim().is_empty() || node.is_nothing() => return Err(EMPTY.to_owned()),
+            Value::Scalar { text, .. } if text == "[]" => Vec::new(),
             Value::Scalar { .. } => text(node)?.split(',').map(|key| key.trim().to_owned()).collect(),
             Value::Map(_) => return Err(WHAT.to_owned()),
         };
@@ -128,6 +135,9 @@ mod tests {
         assert!(read("# nobody's\n").unwrap_err().contains("no key in it"));
         let error = read("good\nsecret words\n").unwrap_err();
         assert!(error.contains("key 3 has a blank") && !error.contains("secret"), "{error}");
+        let edge = format!("#{}\nlong-key\n", "-".repeat(FILE_BYTES_MAX as usize - 6));
+        let error = read(&edge).unwrap_err();
+        assert!(error.contains("more than 1048576 bytes") && !error.contains("long"), "{error}");
         assert!(ApiKeys::default().with_file(&folder.join("none")).unwrap_err().contains("cannot be read"));
         std::fs::remove_dir_all(folder).unwrap();
     }
