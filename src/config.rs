@@ -191,7 +191,7 @@ pub struct Deadlines {
     pub head_ms: u64,
     /// From the head to the body's end.
     pub body_ms: u64,
-    /// Without any progress while an answer is being written.
+    /// For a client to take 64 KiB of an answer, or what is left of it.
     pub write_ms: u64,
     /// Between two requests of a connection.
     pub idle_ms: u64,
@@ -207,6 +207,17 @@ pub enum When {
     Auto,
     Always,
     Never,
+}
+
+impl When {
+    /// `suffice`: there are more cores than busy threads.
+    pub fn holds(self, suffice: bool) -> bool {
+        match self {
+            When::Auto => suffice,
+            When::Always => true,
+            When::Never => false,
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -21,7 +21,7 @@ use std::time::Duration;
 use crate::api::gate::{Keys, Origins};
 use crate::api::{Catalog, Entry};
 use crate::clock::Clock;
-use crate::config::{ApiKeys, Settings, When};
+use crate::config::{ApiKeys, Settings};
 use crate::device::driver::{Driver, Ports};
 use crate::device::gpu::GpuCounters;
 use crate::http;
@@ -410,8 +410,8 @@ pub fn wire<N: Network>(
 impl Build {
     fn start(self, address: SocketAddr) -> Result<Server, Error> {
         let Build { settings, keys, clock, sockets, loaded, device_bells } = self;
-        let has_cores = cores_suffice(&settings, loaded.devices.len());
-        let pins = Pins::new(&settings, loaded.devices.len());
+        let suffice = cores_suffice(&settings, loaded.devices.len());
+        let pins = Pins::new(&settings, suffice);
         let worker_bells: Vec<ThreadBell> = (0..settings.threads.workers).map(|_| ThreadBell::new()).collect();
         let rung = |bells: &[ThreadBell]| bells.iter().map(|bell| Arc::clone(&bell.bell)).collect::<Vec<_>>();
         let reactor_bell = sockets.doorbell();
@@ -433,11 +433,7 @@ impl Build {
                 worker.drain();
             })?);
         }
-        let polls = match settings.gpu.poll {
-            When::Always => true,
-            When::Never => false,
-            When::Auto => has_cores,
-        };
+        let polls = settings.gpu.poll.holds(suffice);
         let mut devices = Threads { bells: bells.devices, ..Threads::default() };
         for (index, (mut driver, bell)) in idle_drivers.into_iter().zip(device_bells).enumerate() {
             if polls && driver.is_gpu() {
@@ -552,14 +548,9 @@ struct Pins {
 }
 
 impl Pins {
-    fn new(settings: &Settings, devices: usize) -> Pins {
+    fn new(settings: &Settings, suffice: bool) -> Pins {
         let available = core_affinity::get_core_ids().unwrap_or_default();
-        let cores = match settings.threads.pin {
-            When::Never => Vec::new(),
-            When::Always => available,
-            When::Auto if cores_suffice(settings, devices) => available,
-            When::Auto => Vec::new(),
-        };
+        let cores = if settings.threads.pin.holds(suffice) { available } else { Vec::new() };
         Pins { cores, workers: settings.threads.workers }
     }
 

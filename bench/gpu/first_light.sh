@@ -7,13 +7,8 @@
 # and `all-MiniLM-L6-v2`; results go to OUT. The library is found as the loader finds it (LD_LIBRARY_PATH). Traffic stays on
 # 127.0.0.1; what is started here is ended here.
 set -u
-part=$1 bin=$(realpath "$2") models=$(realpath "$3") out=$4
-mkdir -p "$out"
-out=$(realpath "$out")
-here=$(cd "$(dirname "$0")" && pwd)
-work=$(mktemp -d)
-. "$here/lib.sh"
-trap '[ -z "$server" ] || kill "$server" 2>/dev/null; rm -rf "$work"' EXIT
+part=$1
+. "$(dirname "$0")/lib.sh" "${@:2}"
 
 step() {
   echo

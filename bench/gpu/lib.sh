@@ -1,6 +1,12 @@
-# What the scripts of this folder share: a server started and ended, memory read. Sourced with `bin`, `models`, `out`, `work` set.
+# What the scripts of this folder share: folders, and a server started and ended. Sourced with BINARIES MODELS OUT.
+bin=$(realpath "$1") models=$(realpath "$2") out=$3
+mkdir -p "$out"
+out=$(realpath "$out")
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+work=$(mktemp -d)
 port=${PORT:-18930}
 server=
+trap '[ -z "$server" ] || kill "$server" 2>/dev/null; rm -rf "$work"' EXIT
 
 # Writes a configuration. $1: further lines.
 config() {

@@ -7,13 +7,8 @@
 # 256, W3 log-normal (median 30 words, sigma 0.9, 4 to 254). Every answer is checked in full. Records go to OUT; `table.py OUT`
 # prints them. SPIN, LANES, BUCKETS, WORKERS change the server, ENGINES keeps its engines. Traffic stays on 127.0.0.1.
 set -u
-parts=$1 bin=$(realpath "$2") models=$(realpath "$3") out=$4
-mkdir -p "$out"
-out=$(realpath "$out")
-here=$(cd "$(dirname "$0")" && pwd)
-work=$(mktemp -d)
-. "$here/lib.sh"
-trap '[ -z "$server" ] || kill "$server" 2>/dev/null; rm -rf "$work"' EXIT
+parts=$1
+. "$(dirname "$0")/lib.sh" "${@:2}"
 
 declare -A words=([w1]=fixed:30 [w2]=fixed:254 [w3]=lognormal:30,0.9,4,254)
 # The generator keeps to the upper half of the cores, the server's threads begin at the lowest.

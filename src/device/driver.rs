@@ -138,7 +138,8 @@ impl Driver {
     }
 
     /// Whether a step would find anything; asked just before sleeping. Lanes are asked too: one that ended between the last
-    /// step and the moment its doorbell could wake us has rung in vain.
+    /// step and the moment its doorbell could wake us has rung in vain. Where there is nothing, the device is told that the
+    /// thread is about to sleep ([`Device::arm`]).
     pub fn has_work(&mut self, now_ns: u64) -> bool {
         let Driver { device, lanes, ports, .. } = self;
         let mut done = |(lane, state): (usize, &LaneState)| state.busy && device.poll(lane, now_ns) == Lane::Done;

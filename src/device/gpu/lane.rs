@@ -69,6 +69,16 @@ pub struct Station<B: Backend> {
     pub context: B::Context,
 }
 
+impl<B: Backend> Station<B> {
+    /// Queues one run: its graph, or without one the context itself.
+    pub fn execute(&mut self, backend: &B, stream: &B::Stream) -> Result<(), Failure> {
+        match &self.graph {
+            Some(graph) => backend.launch(graph, stream),
+            None => backend.enqueue(&mut self.context, stream),
+        }
+    }
+}
+
 impl<B: Backend> Track<B> {
     pub fn new(backend: &B) -> Result<Track<B>, Failure> {
         let event = || backend.event();
@@ -145,10 +155,7 @@ impl<B: Backend> Track<B> {
         backend.record(began, stream)?;
         backend.upload(stream, &mut self.input, &self.input_host, input_bytes)?;
         backend.record(uploaded, stream)?;
-        match &station.graph {
-            Some(graph) => backend.launch(graph, stream)?,
-            None => backend.enqueue(&mut station.context, stream)?,
-        }
+        station.execute(backend, stream)?;
         backend.record(computed, stream)?;
         backend.download(stream, &mut self.output_host, &self.output, output)?;
         backend.record(done, stream)

@@ -199,11 +199,7 @@ impl<B: Backend> Gpu<B> {
         backend.enter()?;
         for _ in 0..count {
             for (work, stations) in works[..lanes].iter().zip(&mut loaded.stations) {
-                let station = &mut stations[bucket];
-                match &station.graph {
-                    Some(graph) => backend.launch(graph, &work.track.stream)?,
-                    None => backend.enqueue(&mut station.context, &work.track.stream)?,
-                }
+                stations[bucket].execute(backend, &work.track.stream)?;
             }
         }
         works[..lanes].iter().try_for_each(|work| backend.synchronize(&work.track.stream))
@@ -337,7 +333,8 @@ impl<B: Backend> Gpu<B> {
             for _ in 0..COST_TRIALS {
                 let start = Instant::now();
                 if let Err(failure) = self.replay(key, bucket, lanes, COST_REPLAYS) {
-                    self.models[key.index as usize] = None;
+                    // Some of the lanes may still run it.
+                    self.unload(key);
                     return Err(LoadError(format!("a trial run on {} failed: {failure}", self.backend.name())));
                 }
                 let batches = (lanes * COST_REPLAYS) as u64;

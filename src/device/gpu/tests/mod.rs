@@ -465,6 +465,20 @@ fn too_little_memory_is_said_in_bytes_and_harms_nobody_loaded_before() {
 }
 
 #[test]
+fn a_model_whose_cost_cannot_be_measured_is_not_loaded_and_harms_nobody_loaded_before() {
+    let mut bench = Bench::new();
+    bench.add(&Looks::packed(&[[2, 32, 12]]), &engine_model("good.engine", Task::Embedding, 32)).unwrap();
+    for after in 0..3 {
+        bench.fake.world().faults = vec![("launch", after, Failure { call: "launch", code: 1, is_sticky: false })];
+        let model = engine_model(&format!("bad-{after}.engine"), Task::Embedding, 32);
+        let error = bench.add(&Looks::packed(&[[2, 32, 12]]), &model).unwrap_err();
+        assert!(error.0.contains("a trial run on fake:0 failed: launch failed with 1"), "{error}");
+        assert!(bench.fake.world().busy_streams().is_empty(), "nothing of it still runs");
+        bench.run_all();
+    }
+}
+
+#[test]
 fn a_larger_model_moves_the_memory_and_graphs_follow() {
     let mut bench = Bench::new();
     bench.add(&Looks::packed(&[[1, 16, 4]]), &engine_model("h.engine", Task::Embedding, 16)).unwrap();
