@@ -33,6 +33,9 @@ const RECORDS_MAX: usize = 8_192;
 /// Bytes of a request's target that are written; longer ones end in `...`.
 const TARGET_BYTES_MAX: usize = 256;
 
+/// The same of its method; the longest of the registered ones has 17.
+const METHOD_BYTES_MAX: usize = 20;
+
 /// Lines are gathered up to here before they are written.
 const CHUNK_BYTES: usize = 64 << 10;
 
@@ -90,8 +93,8 @@ pub struct Asked<'a> {
     /// When it was complete, on the server's clock; nanoseconds.
     pub arrived_ns: u64,
     pub remote: Option<SocketAddr>,
-    /// `GET`; empty where the method is none of ours or could not be read.
-    pub method: &'static str,
+    /// As it was sent; empty where it could not be read.
+    pub method: &'a [u8],
     /// As it was sent; where the request could not be read, as much of its first line as has come.
     pub target: &'a [u8],
     pub bytes_in: u64,
@@ -119,7 +122,7 @@ pub const STAGES: [&str; 5] = ["parse", "tokenize", "queue", "device", "encode"]
 struct Begun {
     arrived_ns: u64,
     remote: Option<SocketAddr>,
-    method: &'static str,
+    method: Bytes<METHOD_BYTES_MAX>,
     target: Bytes<TARGET_BYTES_MAX>,
     bytes_in: u64,
 }
@@ -151,7 +154,8 @@ pub struct Journal {
 impl Journal {
     pub fn begin(&mut self, slot: u32, asked: Asked<'_>) {
         let Asked { arrived_ns, remote, method, target, bytes_in } = asked;
-        self.begun[slot as usize] = Some(Begun { arrived_ns, remote, method, target: Bytes::new(target), bytes_in });
+        self.begun[slot as usize] =
+            Some(Begun { arrived_ns, remote, method: Bytes::new(method), target: Bytes::new(target), bytes_in });
     }
 
     pub fn end(&mut self, slot: u32, answered: Answered<'_>) {
@@ -357,10 +361,12 @@ impl Record {
             Some(remote) => write!(out, "\"{remote}\""),
             None => write!(out, "null"),
         };
-        let _ = match *method {
-            "" => write!(out, ",\"method\":null,\"target\":"),
-            method => write!(out, ",\"method\":\"{method}\",\"target\":"),
-        };
+        out.extend_from_slice(b",\"method\":");
+        match method.length {
+            0 => out.extend_from_slice(b"null"),
+            _ => method.write(out),
+        }
+        out.extend_from_slice(b",\"target\":");
         target.write(out);
         let (status, bytes_out) = (self.status, self.bytes_out);
         let duration_ms = milliseconds(self.duration_ns);
@@ -405,7 +411,7 @@ mod tests {
 
     fn pass(journal: &mut Journal, target: &[u8], status: u16, model: Option<u32>) {
         let remote = Some("127.0.0.1:9".parse().unwrap());
-        journal.begin(1, Asked { arrived_ns: 1_000_000, remote, method: "GET", target, bytes_in: 30 });
+        journal.begin(1, Asked { arrived_ns: 1_000_000, remote, method: b"GET", target, bytes_in: 30 });
         let stages_ns = model.map(|_| [1_000, 2_000, 3_000, 4_000, 5_000]);
         let answered = Answered {
             status,

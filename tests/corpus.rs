@@ -39,7 +39,7 @@ const TARGETS: [Target; 9] = [
 fn request(input: &[u8]) -> String {
     match http::fuzzing::request(input).last() {
         Some(Event::Request(_)) => "ok".to_owned(),
-        Some(Event::Refuse(refusal)) => refusal.status().to_string(),
+        Some(Event::Refuse(refusal, _)) => refusal.status().to_string(),
         None | Some(Event::Head(_) | Event::Continue) => "more".to_owned(),
     }
 }

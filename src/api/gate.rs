@@ -99,6 +99,11 @@ impl Origins {
         place.map_or(Permit::None, |place| Permit::Listed(place as u32))
     }
 
+    /// Whether answers differ by the page that asks.
+    pub fn distinguish(&self) -> bool {
+        !self.listed.is_empty()
+    }
+
     /// The value of `access-control-allow-origin`.
     pub fn value(&self, permit: Permit) -> Option<&str> {
         match permit {
@@ -170,8 +175,10 @@ mod tests {
             assert_eq!(listed.permit(Some(other.as_bytes())), Permit::None, "{other}");
         }
         assert_eq!(listed.permit(None), Permit::None);
+        assert!(listed.distinguish());
         let any = Origins::new(&["https://a.example".into(), "*".into()]);
         assert_eq!(any.value(any.permit(Some(b"https://else.example"))), Some("*"));
+        assert!(!any.distinguish() && !Origins::default().distinguish());
         assert_eq!(Origins::default().permit(Some(b"https://a.example")), Permit::None);
     }
 

@@ -23,7 +23,7 @@
 use memchr::memchr;
 
 use super::chunked::{Decoder, Progress};
-use super::request::{self, Head, Request, Span};
+use super::request::{self, Gist, Head, Refused, Request, Span};
 use super::{Limits, Persistence, Refusal, is_token_byte, work};
 
 /// Blank lines that may precede a request line: RFC 9112 (2.2) asks for tolerance of one, left by a careless client after
@@ -59,7 +59,10 @@ enum State {
         consumed: u32,
         persistence: Persistence,
     },
-    Refused(Refusal),
+    Refused {
+        refusal: Refusal,
+        gist: Option<Gist>,
+    },
     Closed,
 }
 
@@ -143,10 +146,10 @@ impl Connection {
             State::Sized { head, body_start, body_end } => Ok(self.read_sized(head, body_start, body_end, filled)),
             State::Chunked { head, decoder } => self.read_chunked(head, decoder, filled, limits),
             State::InFlight { .. } | State::Closed => Ok(Step::Nothing),
-            State::Refused(refusal) => Ok(Step::Refuse(refusal)),
+            State::Refused { refusal, .. } => Ok(Step::Refuse(refusal)),
         };
-        let step = step.unwrap_or_else(|refusal| {
-            self.enter(State::Refused(refusal));
+        let step = step.unwrap_or_else(|Refused { refusal, gist }| {
+            self.enter(State::Refused { refusal, gist });
             Step::Refuse(refusal)
         });
         if cfg!(debug_assertions) {
@@ -174,7 +177,7 @@ impl Connection {
             | State::AwaitingContinue { .. }
             | State::Sized { .. }
             | State::Chunked { .. }
-            | State::Refused(_)
+            | State::Refused { .. }
             | State::Closed => {
                 self.enter(State::Closed);
                 Finished { consumed: 0, keep_alive: false }
@@ -190,7 +193,7 @@ impl Connection {
             | State::AwaitingContinue { .. }
             | State::Sized { .. }
             | State::Chunked { .. }
-            | State::Refused(_)
+            | State::Refused { .. }
             | State::Closed => Persistence::Close,
         }
     }
@@ -208,7 +211,7 @@ impl Connection {
             State::AwaitingHead(HeadScan { scanned: 0, .. }) => Phase::Idle,
             State::AwaitingHead(_) => Phase::Head,
             State::AwaitingContinue { .. } | State::Sized { .. } | State::Chunked { .. } => Phase::Body,
-            State::InFlight { .. } | State::Refused(_) => Phase::Answer,
+            State::InFlight { .. } | State::Refused { .. } => Phase::Answer,
             State::Closed => Phase::Closed,
         }
     }
@@ -234,12 +237,29 @@ impl Connection {
                 decoder.check_invariants(filled);
             }
             State::InFlight { consumed, .. } => assert!(consumed as usize <= filled, "a request lies in its buffer"),
-            State::Refused(_) | State::Closed => {}
+            State::Refused { .. } | State::Closed => {}
         }
     }
 
-    fn read_head(&mut self, mut scan: HeadScan, filled: &[u8], limits: &Limits) -> Result<Step, Refusal> {
-        let Some(end) = scan.find_end(filled, limits)? else {
+    /// What is known of the request at hand, whose bytes `filled` are, for whoever refuses it; `None` before it has a method,
+    /// and where none is at hand or it was handed out.
+    pub fn gist(&self, filled: &[u8], limits: &Limits) -> Option<Gist> {
+        match self.state {
+            State::AwaitingHead(scan) => request::gist_of_line(filled, scan.start, scan.scanned, limits),
+            State::AwaitingContinue { head, .. } | State::Sized { head, .. } | State::Chunked { head, .. } => {
+                Some(head.gist())
+            }
+            State::Refused { gist, .. } => gist,
+            State::InFlight { .. } | State::Closed => None,
+        }
+    }
+
+    fn read_head(&mut self, mut scan: HeadScan, filled: &[u8], limits: &Limits) -> Result<Step, Refused> {
+        let end = scan.find_end(filled, limits).map_err(|refusal| {
+            let gist = request::gist_of_line(filled, scan.start, scan.scanned, limits);
+            Refused { refusal, gist }
+        })?;
+        let Some(end) = end else {
             self.enter(State::AwaitingHead(scan));
             return Ok(Step::NeedMore { filled: filled.len(), buffer_bytes: filled.len() + 1 });
         };
@@ -269,8 +289,9 @@ impl Connection {
         mut decoder: Decoder,
         filled: &mut [u8],
         limits: &Limits,
-    ) -> Result<Step, Refusal> {
-        match decoder.decode(filled, limits)? {
+    ) -> Result<Step, Refused> {
+        let refused = |refusal| Refused { refusal, gist: Some(head.gist()) };
+        match decoder.decode(filled, limits).map_err(refused)? {
             Progress::Complete { start, end, consumed } => Ok(self.hand_out(head, Span::new(start..end), consumed)),
             Progress::NeedMore => {
                 let filled = decoder.close_gap(filled);
@@ -311,11 +332,12 @@ impl State {
             (Sized { .. }, InFlight { .. }) => true,
             (Chunked { .. }, Chunked { .. } | InFlight { .. }) => true,
             (InFlight { .. }, AwaitingHead(scan)) => scan.scanned == 0,
-            (AwaitingHead(_) | Chunked { .. }, Refused(_)) => true,
+            (AwaitingHead(_) | Chunked { .. }, Refused { .. }) => true,
             (_, Closed) => true,
-            (AwaitingContinue { .. } | Sized { .. } | Chunked { .. } | InFlight { .. } | Refused(_) | Closed, _) => {
-                false
-            }
+            (
+                AwaitingContinue { .. } | Sized { .. } | Chunked { .. } | InFlight { .. } | Refused { .. } | Closed,
+                _,
+            ) => false,
         }
     }
 }

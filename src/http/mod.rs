@@ -24,7 +24,7 @@ mod response;
 mod tests;
 
 pub use connection::{Connection, Finished, Phase, Step};
-pub use request::{Head, Method, REQUEST_ID_BYTES_MAX, Request, SegmentError, Span, Version, decode_segment};
+pub use request::{Gist, Head, Method, REQUEST_ID_BYTES_MAX, Request, SegmentError, Span, Version, decode_segment};
 pub use response::{CONTINUE, HEAD_BYTES_FIXED, Persistence, ResponseHead, reason};
 
 /// What a client may make us hold. Bytes, unless named otherwise.

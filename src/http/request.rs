@@ -49,6 +49,18 @@ pub enum Method {
     Other,
 }
 
+impl Method {
+    fn named(name: &str) -> Method {
+        match name {
+            "GET" => Method::Get,
+            "HEAD" => Method::Head,
+            "POST" => Method::Post,
+            "OPTIONS" => Method::Options,
+            _ => Method::Other,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
     /// HTTP/1.0
@@ -61,6 +73,9 @@ pub enum Version {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
     pub method: Method,
+    /// The method and the target as they were sent.
+    pub method_name: Span,
+    pub target: Span,
     pub version: Version,
     /// What the client's version and Connection fields ask for.
     pub persistence: Persistence,
@@ -86,6 +101,34 @@ pub struct Head {
     pub asked_headers: Option<Span>,
 }
 
+impl Head {
+    pub fn gist(&self) -> Gist {
+        let Head { method, method_name, target, path, request_id, origin, .. } = *self;
+        Gist { method, method_name, target, path, request_id, origin }
+    }
+}
+
+/// What of a request must be known to refuse it in the shape that its client expects. It may stem from a head that is not
+/// complete or contradicts itself, so nothing but a refusal may rest on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gist {
+    pub method: Method,
+    /// The method and the target as they were sent; the target is empty if it has not come to its end.
+    pub method_name: Span,
+    pub target: Span,
+    /// As in [`Head`]; empty where the target is none.
+    pub path: Span,
+    pub request_id: Option<Span>,
+    pub origin: Option<Span>,
+}
+
+/// A refused head, and what is known of it all the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Refused {
+    pub(super) refusal: Refusal,
+    pub(super) gist: Option<Gist>,
+}
+
 /// A request with its body, complete in the connection's buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
@@ -100,48 +143,71 @@ pub struct Request {
 pub const REQUEST_ID_BYTES_MAX: usize = 128;
 
 /// Parses the head that fills `bytes[start..end]`. Spans count from the beginning of `bytes`.
-pub(super) fn parse(bytes: &[u8], start: usize, end: usize, limits: &Limits) -> Result<Head, Refusal> {
+pub(super) fn parse(bytes: &[u8], start: usize, end: usize, limits: &Limits) -> Result<Head, Refused> {
     let head = &bytes[start..end];
     work::add(head.len());
     let mut fields = [const { MaybeUninit::uninit() }; HEADERS_MAX];
     let mut request = httparse::Request::new(&mut []);
     let outcome = request.parse_with_uninit_headers(head, &mut fields[..limits.headers_max.min(HEADERS_MAX)]);
-    let (method, target, minor) = match (outcome, request.method, request.path, request.version) {
+    let torn = |refusal| Refused { refusal, gist: gist_of_line(bytes, start, end, limits) };
+    let (method_name, target, minor) = match (outcome, request.method, request.path, request.version) {
         // The caller found the same end by its own rules; a different one is a contradiction.
         (Ok(httparse::Status::Complete(length)), Some(method), Some(target), Some(minor)) if length == head.len() => {
-            (method, target, minor)
+            (method, span_in(bytes, target.as_bytes()), minor)
         }
-        (Ok(_), ..) => return Err(Refusal::RequestLineInvalid),
-        (Err(error), method, target, _) => return Err(explain(error, head, method, target)),
+        (Ok(_), ..) => return Err(torn(Refusal::RequestLineInvalid)),
+        (Err(error), method, target, _) => return Err(torn(explain(error, head, method, target))),
     };
-    let method = match method {
-        "GET" => Method::Get,
-        "HEAD" => Method::Head,
-        "POST" => Method::Post,
-        "OPTIONS" => Method::Options,
-        _ => Method::Other,
-    };
-    let (path, query) = split_target(span_in(bytes, target.as_bytes()), bytes, method, limits)?;
+    let method = Method::named(method_name);
+    let (path, query) = split_target(target, bytes, method, limits).map_err(torn)?;
     let version = if minor == 0 { Version::Old } else { Version::Current };
-    let fields = Fields::collect(bytes, request.headers)?;
-    fields.check_host(version)?;
-    let body_bytes = fields.body_bytes(method, version, limits)?;
+    let (fields, fault) = Fields::collect(bytes, request.headers);
+    let method_name = span_in(bytes, method_name.as_bytes());
+    let Fields { request_id, origin, .. } = fields;
+    let sound = fault.map_or(Ok(()), Err).and_then(|()| fields.check_host(version));
+    let body_bytes = sound.and_then(|()| fields.body_bytes(method, version, limits)).map_err(|refusal| Refused {
+        refusal,
+        gist: Some(Gist { method, method_name, target, path, request_id, origin }),
+    })?;
     Ok(Head {
         method,
+        method_name,
+        target,
         version,
         persistence: fields.persistence(version),
         path,
         query,
         content_type: fields.content_type,
         authorization: fields.authorization,
-        request_id: fields.request_id,
+        request_id,
         timeout_ms: fields.timeout_ms,
         // To HTTP/1.0 the expectation means nothing, and without a body there is nothing to wait for (RFC 9110, 10.1.1).
         expects_continue: fields.expects_continue && version == Version::Current && body_bytes != Some(0),
         body_bytes,
         api_key: fields.api_key,
-        origin: fields.origin,
+        origin,
         asked_headers: fields.asked_headers,
+    })
+}
+
+/// What the first line among `bytes[start..end]` tells, however much of it has come; `None` before there is a method. Off the
+/// fast path.
+pub(super) fn gist_of_line(bytes: &[u8], start: usize, end: usize, limits: &Limits) -> Option<Gist> {
+    let mut request = httparse::Request::new(&mut []);
+    // Without room for a single field it ends behind the line; how, does not matter.
+    let _ = request.parse(&bytes[start..end]);
+    let method_name = request.method?;
+    let method = Method::named(method_name);
+    let nothing = Span::new(start..start);
+    let target = request.path.map_or(nothing, |target| span_in(bytes, target.as_bytes()));
+    let split = if target.length == 0 { None } else { split_target(target, bytes, method, limits).ok() };
+    Some(Gist {
+        method,
+        method_name: span_in(bytes, method_name.as_bytes()),
+        target,
+        path: split.map_or(nothing, |(path, _)| path),
+        request_id: None,
+        origin: None,
     })
 }
 
@@ -249,12 +315,16 @@ struct Fields {
 }
 
 impl Fields {
-    fn collect(bytes: &[u8], headers: &[httparse::Header<'_>]) -> Result<Fields, Refusal> {
+    /// Reads all of them, and says what is wrong with the first that is: behind it may stand who asked, and that is told.
+    fn collect(bytes: &[u8], headers: &[httparse::Header<'_>]) -> (Fields, Option<Refusal>) {
         let mut fields = Fields::default();
+        let mut fault = None;
         for header in headers {
-            fields.add(header.name.as_bytes(), header.value, bytes)?;
+            if let Err(refusal) = fields.add(header.name.as_bytes(), header.value, bytes) {
+                fault.get_or_insert(refusal);
+            }
         }
-        Ok(fields)
+        (fields, fault)
     }
 
     fn add(&mut self, name: &[u8], value: &[u8], bytes: &[u8]) -> Result<(), Refusal> {
@@ -300,8 +370,8 @@ impl Fields {
                 once(&mut self.transfer_encoding, chunked, Refusal::TransferEncodingRepeated)
             }
             20 if is("x-request-timeout-ms") => {
-                let timeout_ms = decimal(value).and_then(|number| u32::try_from(number).ok());
-                once(&mut self.timeout_ms, timeout_ms.ok_or(Refusal::TimeoutInvalid)?, Refusal::HeaderRepeated)
+                let timeout_ms = milliseconds(value).ok_or(Refusal::TimeoutInvalid)?;
+                once(&mut self.timeout_ms, timeout_ms, Refusal::HeaderRepeated)
             }
             30 if is("access-control-request-headers") => {
                 // A list, which may come in several fields; the first is enough for whoever asks this.
@@ -361,6 +431,12 @@ fn decimal(digits: &[u8]) -> Option<u64> {
         let value = digit.is_ascii_digit().then(|| u64::from(digit - b'0'))?;
         number.checked_mul(10)?.checked_add(value)
     })
+}
+
+/// `1*DIGIT`; what does not fit is as good as for ever: 2^32 ms are seven weeks.
+fn milliseconds(digits: &[u8]) -> Option<u32> {
+    let plain = !digits.is_empty() && digits.iter().all(u8::is_ascii_digit);
+    plain.then(|| decimal(digits).and_then(|number| u32::try_from(number).ok()).unwrap_or(u32::MAX))
 }
 
 /// `name: value` as a trailer may have it, with the fields that frame or route a message excluded.
@@ -447,6 +523,23 @@ mod tests {
             Ok(&b"AAAAAAAA"[..]),
             "the room counts decoded"
         );
+    }
+
+    #[test]
+    fn long_times_are_for_ever() {
+        for (text, due) in [
+            ("0", Some(0)),
+            ("007", Some(7)),
+            ("4294967295", Some(u32::MAX)),
+            ("4294967296", Some(u32::MAX)),
+            ("18446744073709551616", Some(u32::MAX)),
+            ("", None),
+            ("-1", None),
+            ("1.5", None),
+            ("99999999999999999999x", None),
+        ] {
+            assert_eq!(milliseconds(text.as_bytes()), due, "{text:?}");
+        }
     }
 
     #[test]

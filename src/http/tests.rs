@@ -121,7 +121,8 @@ const TABLE: &[(&[u8], &str)] = &[
     (b"GET / HTTP/1.1\r\nHost: h\r\nAuthorization: a\r\nauthorization: a\r\n\r\n", "400 HeaderRepeated"),
     (b"GET / HTTP/1.1\r\nHost: h\r\nContent-Type: a\r\nContent-Type: b\r\n\r\n", "400 HeaderRepeated"),
     (b"GET / HTTP/1.1\r\nHost: h\r\nX-Request-Timeout-Ms: 1s\r\n\r\n", "400 TimeoutInvalid"),
-    (b"GET / HTTP/1.1\r\nHost: h\r\nX-Request-Timeout-Ms: 4294967296\r\n\r\n", "400 TimeoutInvalid"),
+    (b"GET / HTTP/1.1\r\nHost: h\r\nX-Request-Timeout-Ms: 4294967296\r\n\r\n", "Get / [] Keep"),
+    (b"GET / HTTP/1.1\r\nHost: h\r\nX-Request-Timeout-Ms: 18446744073709551616\r\n\r\n", "Get / [] Keep"),
     (b"POST / HTTP/1.1\r\nHost: h\r\nContent-Encoding: identity\r\nContent-Length: 1\r\n\r\nx", "Post / [x] Keep"),
     (b"POST / HTTP/1.1\r\nHost: h\r\nContent-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx", "415 ContentEncodingUnsupported"),
     // Lengths, and the shapes in which requests are smuggled.
@@ -246,7 +247,7 @@ fn summary(events: &[Event]) -> String {
     let said = events.iter().filter_map(|event| match event {
         Event::Head(_) => None,
         Event::Continue => Some("continue".to_owned()),
-        Event::Refuse(refusal) => Some(format!("{} {refusal:?}", refusal.status())),
+        Event::Refuse(refusal, _) => Some(format!("{} {refusal:?}", refusal.status())),
         Event::Request(taken) => {
             let mark = if taken.query.is_empty() { "" } else { "?" };
             let (path, query, body) = (text(&taken.path), text(&taken.query), text(&taken.body));
@@ -254,6 +255,13 @@ fn summary(events: &[Event]) -> String {
         }
     });
     said.collect::<Vec<_>>().join("; ")
+}
+
+fn refusal_of(events: &[Event]) -> Option<Refusal> {
+    match events.last() {
+        Some(Event::Refuse(refusal, _)) => Some(*refusal),
+        None | Some(Event::Head(_) | Event::Continue | Event::Request(_)) => None,
+    }
 }
 
 fn whole(input: &[u8]) -> Vec<Event> {
@@ -392,7 +400,7 @@ fn limits_are_exact() {
         let events = fuzzing::request(&fits);
         assert!(matches!(events.last(), Some(Event::Request(_))), "{events:?} of {}", fits.escape_ascii());
         let events = fuzzing::request(&exceeds);
-        assert_eq!(events.last(), Some(&Event::Refuse(refusal)), "of {}", exceeds.escape_ascii());
+        assert_eq!(refusal_of(&events), Some(refusal), "of {}", exceeds.escape_ascii());
         assert!(!events.iter().any(|event| matches!(event, Event::Request(_))));
     }
 }
@@ -408,7 +416,7 @@ fn endless_lines_are_refused_at_their_limit() {
     ];
     for (start, refusal) in endless {
         let input = [start, &[b'0'; 2000]].concat();
-        assert_eq!(fuzzing::request(&input).last(), Some(&Event::Refuse(refusal)), "{}", start.escape_ascii());
+        assert_eq!(refusal_of(&fuzzing::request(&input)), Some(refusal), "{}", start.escape_ascii());
         // Not a byte too early or too late: the reference says the same of every beginning.
         for end in 0..LIMITS.head_bytes_max + 20 {
             fuzzing::request(&input[..end]);
@@ -630,7 +638,7 @@ fn the_reference_agrees_on_mutations() {
         for event in fuzzing::request(&input) {
             match event {
                 Event::Request(_) => taken += 1,
-                Event::Refuse(refusal) => {
+                Event::Refuse(refusal, _) => {
                     refused += 1;
                     reasons.insert(refusal);
                 }
@@ -642,6 +650,112 @@ fn the_reference_agrees_on_mutations() {
     assert!(taken > 3_000 && refused > 8_000, "{taken} taken, {refused} refused");
     let missed: Vec<Refusal> = Refusal::ALL.into_iter().filter(|refusal| !reasons.contains(refusal)).collect();
     assert!(missed.is_empty(), "no mutation was refused as {missed:?}");
+}
+
+/// What is refused is answered in the shape that its client expects, as far as what has come tells.
+#[test]
+fn a_refusal_knows_its_request() {
+    type Row =
+        (&'static str, Refusal, &'static str, &'static str, &'static str, Option<&'static str>, Option<&'static str>);
+    let id = "X-Request-Id: i1\r\nOrigin: https://a.example\r\n";
+    let rows: [Row; 15] = [
+        // (head, refusal, method, target, path, request id, origin)
+        (
+            "BREW /v1/x?q HTTP/1.1\r\nExpect: tea\r\nID",
+            Refusal::ExpectationUnsupported,
+            "BREW",
+            "/v1/x?q",
+            "/v1/x",
+            Some("i1"),
+            Some("https://a.example"),
+        ),
+        (
+            "POST /v1/x HTTP/1.1\r\nHost: h\r\nID",
+            Refusal::LengthRequired,
+            "POST",
+            "/v1/x",
+            "/v1/x",
+            Some("i1"),
+            Some("https://a.example"),
+        ),
+        (
+            "POST /v1/x HTTP/1.1\r\nHost: h\r\nContent-Length: 65\r\nID",
+            Refusal::BodyTooLarge,
+            "POST",
+            "/v1/x",
+            "/v1/x",
+            Some("i1"),
+            Some("https://a.example"),
+        ),
+        (
+            "GET http://h/v1 HTTP/1.1\r\nID",
+            Refusal::HostMissing,
+            "GET",
+            "http://h/v1",
+            "/v1",
+            Some("i1"),
+            Some("https://a.example"),
+        ),
+        (
+            "GET http://h?q HTTP/1.1\r\nID",
+            Refusal::HostMissing,
+            "GET",
+            "http://h?q",
+            "/",
+            Some("i1"),
+            Some("https://a.example"),
+        ),
+        // Fields that cannot be told apart tell nothing.
+        ("HEAD /v1 HTTP/1.1\r\nHost : h\r\nID", Refusal::HeaderNameInvalid, "HEAD", "/v1", "/v1", None, None),
+        ("HEAD /v1 HTTP/1.1\r\nHost: h\r\n b\r\nID", Refusal::HeaderFolded, "HEAD", "/v1", "/v1", None, None),
+        ("GET /v1 HTTP/3.0\r\nID", Refusal::VersionUnsupported, "GET", "/v1", "/v1", None, None),
+        ("GET /v1 HTTP/1.1\r\nHost: h\nID", Refusal::LineFeedBare, "GET", "/v1", "/v1", None, None),
+        // Nor does a target that is none, but what was sent can be shown.
+        ("HEAD v1 HTTP/1.1\r\nID", Refusal::TargetInvalid, "HEAD", "v1", "", None, None),
+        ("HEAD /#v1 HTTP/1.1\r\nID", Refusal::TargetInvalid, "HEAD", "/#v1", "", None, None),
+        ("GET /v1 /v1 HTTP/1.1\r\nID", Refusal::RequestLineInvalid, "GET", "/v1", "/v1", None, None),
+        ("HEAD  /v1 HTTP/1.1\r\nID", Refusal::TargetInvalid, "HEAD", "", "", None, None),
+        ("HEAD\n/v1 HTTP/1.1\r\nID", Refusal::LineFeedBare, "", "", "", None, None),
+        ("\u{7f}GET /v1 HTTP/1.1\r\nID", Refusal::MethodInvalid, "", "", "", None, None),
+    ];
+    for (head, due, method, target, path, request_id, origin) in rows {
+        let head = head.replace("ID", id) + "\r\n";
+        let events = fuzzing::request(head.as_bytes());
+        let Some(Event::Refuse(refusal, told)) = events.last() else { panic!("{head:?} is taken: {events:?}") };
+        assert_eq!(*refusal, due, "{head:?}");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let Some(told) = told else {
+            assert_eq!(method, "", "{head:?}");
+            continue;
+        };
+        assert_eq!([text(&told.method_name), text(&told.target), text(&told.path)], [method, target, path], "{head:?}");
+        assert_eq!(told.method == Method::Head, method == "HEAD", "{head:?}");
+        assert_eq!(told.request_id.as_deref().map(text).as_deref(), request_id, "{head:?}");
+        assert_eq!(told.origin.as_deref().map(text).as_deref(), origin, "{head:?}");
+    }
+}
+
+/// A client that is too slow is told so as well as it has said who it is.
+#[test]
+fn an_unfinished_request_is_known_as_far_as_it_has_come() {
+    let sent = b"POST /v1/embeddings HTTP/1.1\r\nHost: h\r\nX-Request-Id: i1\r\nContent-Length: 9\r\n\r\n{}";
+    let known = |bytes: usize| {
+        let (mut connection, mut buffer) = (Connection::new(), sent[..bytes].to_vec());
+        while !matches!(connection.advance(&mut buffer, &LIMITS), Step::NeedMore { .. }) {}
+        connection.gist(&buffer, &LIMITS).map(|gist| {
+            let text = |span: Span| String::from_utf8_lossy(span.of(&buffer)).into_owned();
+            (text(gist.method_name), text(gist.path), gist.request_id.map(text))
+        })
+    };
+    let told =
+        |method: &str, path: &str, id: Option<&str>| Some((method.to_owned(), path.to_owned(), id.map(str::to_owned)));
+    assert_eq!(known(0), None);
+    assert_eq!(known(4), None);
+    assert_eq!(known(5), told("POST", "", None));
+    assert_eq!(known(19), told("POST", "", None), "a path may go on");
+    assert_eq!(known(20), told("POST", "/v1/embeddings", None));
+    assert_eq!(known(60), told("POST", "/v1/embeddings", None));
+    assert_eq!(known(sent.len()), told("POST", "/v1/embeddings", Some("i1")));
 }
 
 /// The reference is no mirror: it must object when the connection is made to say something else.
@@ -657,10 +771,10 @@ fn the_reference_notices_a_difference() {
     }
     assert!(fuzzing::agrees(&wrong, &expected).is_err());
     assert!(fuzzing::agrees(&right[..1], &expected).is_err());
-    assert!(fuzzing::agrees(&[Event::Refuse(Refusal::ChunkSizeInvalid)], &expected).is_err());
+    assert!(fuzzing::agrees(&[Event::Refuse(Refusal::ChunkSizeInvalid, None)], &expected).is_err());
     let refused = fuzzing::expected(b"GET / HTTP/1.1\r\n\r\n", &LIMITS);
-    assert!(fuzzing::agrees(&[Event::Refuse(Refusal::HostMissing)], &refused).is_ok());
-    assert!(fuzzing::agrees(&[Event::Refuse(Refusal::HostInvalid)], &refused).is_err());
+    assert!(fuzzing::agrees(&[Event::Refuse(Refusal::HostMissing, None)], &refused).is_ok());
+    assert!(fuzzing::agrees(&[Event::Refuse(Refusal::HostInvalid, None)], &refused).is_err());
 }
 
 #[test]

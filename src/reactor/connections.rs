@@ -9,7 +9,7 @@ use super::{
 };
 use crate::api::gate::{self, Origins, Permit};
 use crate::api::{self, Allow, Family, Reject, Route};
-use crate::http::{self, Head, Method, Phase, Request, ResponseHead, Step};
+use crate::http::{self, Gist, Head, Method, Phase, Request, ResponseHead, Step};
 use crate::job::{Buffer, JobKey};
 use crate::journal;
 use crate::planted::{self, Bug};
@@ -138,14 +138,11 @@ enum Lead {
 
 /// The fields that let a web page read an answer.
 pub(super) fn permitted<'a>(head: ResponseHead<'a>, origins: &Origins, permit: Permit) -> ResponseHead<'a> {
+    // Said to everybody, or a cache between would hand a page's answer to another page.
+    let head = if origins.distinguish() { head.header("vary", b"origin") } else { head };
     let Some(origin) = origins.value(permit) else { return head };
     let head = head.header("access-control-allow-origin", origin.as_bytes());
-    let head =
-        head.header("access-control-expose-headers", b"x-request-id, x-truncated-texts, server-timing, retry-after");
-    match permit {
-        Permit::Listed(_) => head.header("vary", b"origin"),
-        Permit::Any | Permit::None => head,
-    }
+    head.header("access-control-expose-headers", b"x-request-id, x-truncated-texts, server-timing, retry-after")
 }
 
 /// The `x-request-id` of an answer: the client's own or one we made.
@@ -408,6 +405,19 @@ impl<N: Network> Reactor<N> {
         }
     }
 
+    /// The server ends: whoever waits for an answer, or has begun to ask, is told.
+    pub(super) fn take_leave(&mut self, slot: u32, now_ns: u64) {
+        let connection = &self.connections[slot as usize];
+        if let Some(job) = connection.job {
+            return self.fail(job, Reject::Draining, now_ns);
+        }
+        let phase = connection.http.phase();
+        if connection.closing == Closing::No && matches!(phase, Phase::Head | Phase::Body) {
+            self.refuse_bytes(slot, Reject::Draining, now_ns);
+            self.settle(slot, now_ns);
+        }
+    }
+
     pub(super) fn expire(&mut self, slot: u32, kind: Kind, now_ns: u64) {
         match kind {
             Kind::Head | Kind::Body => {
@@ -427,28 +437,38 @@ impl<N: Network> Reactor<N> {
         let (lead, asked) = self.look_up(slot, head);
         if let Err(reject) = lead {
             let bytes_in = self.connections[slot as usize].input.len();
-            self.begin_line(slot, &head, bytes_in, now_ns);
+            self.begin_line(slot, Some(&head.gist()), bytes_in, now_ns);
             self.refuse(slot, asked, reject, now_ns);
+        }
+    }
+
+    /// What an answer to a request must look like of which this is known.
+    fn asked(&mut self, slot: u32, gist: &Gist) -> Asked {
+        let made = self.next_request_id();
+        let of = |span: http::Span| span.of(&self.connections[slot as usize].input);
+        Asked {
+            method: gist.method,
+            family: Family::of(of(gist.path)),
+            model: None,
+            request_id: gist.request_id.map_or(made, |span| RequestId::new(of(span))),
+            permit: self.parts.policy.origins.permit(gist.origin.map(of)),
         }
     }
 
     /// Where a head leads, and what an answer to it must look like.
     fn look_up(&mut self, slot: u32, head: Head) -> (Result<Lead, Reject>, Asked) {
-        let made = self.next_request_id();
-        let input = &self.connections[slot as usize].input;
+        let asked = self.asked(slot, &head.gist());
         let policy = &self.parts.policy;
-        let of = |span: http::Span| span.of(input);
+        let of = |span: http::Span| span.of(&self.connections[slot as usize].input);
         let path = of(head.path);
-        let asked = Asked {
-            method: head.method,
-            family: Family::of(path),
-            model: None,
-            request_id: head.request_id.map_or(made, |span| RequestId::new(of(span))),
-            permit: policy.origins.permit(head.origin.map(of)),
-        };
         if head.method == Method::Options {
             // Asked by browsers on behalf of pages, without the page's key.
-            return (api::allowed(path, &self.parts.catalog).map(Lead::Options), asked);
+            let allowed = match api::allowed(path, &self.parts.catalog) {
+                // What the page sends next is refused where the page can read why.
+                Err(_) if asked.permit != Permit::None => Ok(Allow::Any),
+                allowed => allowed,
+            };
+            return (allowed.map(Lead::Options), asked);
         }
         let lead = policy.keys.check(path, head.authorization.map(of), head.api_key.map(of)).and_then(|()| {
             let route = api::route(name(head.method).as_bytes(), path, &self.parts.catalog)?;
@@ -472,7 +492,7 @@ impl<N: Network> Reactor<N> {
             self.connections[slot as usize].http.close_after_answer();
         }
         let (lead, asked) = self.look_up(slot, request.head);
-        self.begin_line(slot, &request.head, request.consumed as usize, now_ns);
+        self.begin_line(slot, Some(&request.head.gist()), request.consumed as usize, now_ns);
         match lead {
             Ok(Lead::Route(route @ (Route::Infer { .. } | Route::Embeddings))) => {
                 if self.connections[slot as usize].peer_closed {
@@ -550,12 +570,23 @@ impl<N: Network> Reactor<N> {
         self.release(slot, consumed);
     }
 
-    /// Answers bytes that are no complete request with an error; the connection ends.
-    fn refuse_bytes(&mut self, slot: u32, reject: Reject, now_ns: u64) {
-        let request_id = self.next_request_id();
-        let asked =
-            Asked { method: Method::Get, family: Family::Native, model: None, request_id, permit: Permit::None };
-        self.begin_torn_line(slot, now_ns);
+    /// Answers bytes that are no complete request with an error, in the shape of the request that they began; the connection
+    /// ends.
+    pub(super) fn refuse_bytes(&mut self, slot: u32, reject: Reject, now_ns: u64) {
+        let connection = &self.connections[slot as usize];
+        let gist = connection.http.gist(&connection.input, &self.limits.http);
+        let bytes_in = connection.input.len();
+        let asked = match &gist {
+            Some(gist) => self.asked(slot, gist),
+            None => Asked {
+                method: Method::Other,
+                family: Family::Native,
+                model: None,
+                request_id: self.next_request_id(),
+                permit: Permit::None,
+            },
+        };
+        self.begin_line(slot, gist.as_ref(), bytes_in, now_ns);
         self.refuse(slot, asked, reject, now_ns);
     }
 
@@ -790,36 +821,24 @@ impl<N: Network> Reactor<N> {
 
 /// What the access log is told, where there is one.
 impl<N: Network> Reactor<N> {
-    /// A request with this head, of so many bytes, has come.
-    fn begin_line(&mut self, slot: u32, head: &Head, bytes_in: usize, now_ns: u64) {
+    /// A request of which this is known has come, in so many bytes.
+    fn begin_line(&mut self, slot: u32, gist: Option<&Gist>, bytes_in: usize, now_ns: u64) {
         let Some(journal) = &mut self.parts.policy.journal else { return };
         let input = &self.connections[slot as usize].input;
-        let end = head.path.range().end.max(head.query.range().end);
+        // Without a target, what has come of the first line is what there is to tell.
+        let first_line = || input.split(|&byte| byte == b'\r' || byte == b'\n').find(|line| !line.is_empty());
+        let (method, target) = match gist {
+            Some(gist) if gist.target.length > 0 => (gist.method_name.of(input), gist.target.of(input)),
+            Some(_) | None => (&b""[..], first_line().unwrap_or_default()),
+        };
         journal.begin(
             slot,
             journal::Asked {
                 arrived_ns: now_ns,
                 remote: self.network.peer(slot),
-                method: name(head.method),
-                target: &input[head.path.range().start..end],
+                method,
+                target,
                 bytes_in: bytes_in as u64,
-            },
-        );
-    }
-
-    /// What has come is no request: its first line is what there is to tell.
-    fn begin_torn_line(&mut self, slot: u32, now_ns: u64) {
-        let Some(journal) = &mut self.parts.policy.journal else { return };
-        let input = &self.connections[slot as usize].input;
-        let line = input.split(|&byte| byte == b'\r' || byte == b'\n').find(|line| !line.is_empty());
-        journal.begin(
-            slot,
-            journal::Asked {
-                arrived_ns: now_ns,
-                remote: self.network.peer(slot),
-                method: "",
-                target: line.unwrap_or_default(),
-                bytes_in: input.len() as u64,
             },
         );
     }

@@ -405,19 +405,19 @@ impl<N: Network> Reactor<N> {
     }
 
     /// Answers a job with an error.
-    fn fail(&mut self, key: JobKey, reject: Reject, now_ns: u64) {
+    pub(super) fn fail(&mut self, key: JobKey, reject: Reject, now_ns: u64) {
         let job = &mut self.jobs[key.slot as usize];
         let slot = job.connection.slot;
         let mut asked = job.asked.expect("a job knows what was asked");
-        let mut stages = [("parse", 0); 5];
-        if let Some(body) = &job.body {
+        // Of a body that is with a worker nothing is known.
+        let stages = job.body.as_ref().map(|body| {
             asked.model = body.outline.map(|outline| outline.model).or(asked.model);
-            stages = job.stages(body);
-        }
+            job.stages(body)
+        });
         self.parts.metrics.jobs_answered += 1;
         self.end(key);
         // The request's bytes have left the connection: what lies in its input is what the client sent after them.
-        self.write_refusal(slot, &asked, reject, &stages, now_ns);
+        self.write_refusal(slot, &asked, reject, stages.as_ref().map_or(&[][..], |stages| stages), now_ns);
         if self.connections[slot as usize].open {
             self.list_again(slot);
         }

@@ -80,6 +80,9 @@ const ACCEPT_RETRY_NS: u64 = 50_000_000;
 /// How long a draining server waits for the first byte of a connection that it has just accepted.
 const PARTING_NS: u64 = 100_000_000;
 
+/// How long a draining server waits, at its end, for those that it could not answer to read that.
+const LEAVE_NS_MAX: u64 = 200_000_000;
+
 /// Names a connection: its slot and the slot's generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionId {
@@ -202,6 +205,10 @@ enum Life {
     Draining {
         until_ns: u64,
     },
+    /// What was not finished by then has been refused; its clients have until then to read that.
+    Leaving {
+        until_ns: u64,
+    },
     Ended,
 }
 
@@ -308,6 +315,7 @@ impl<N: Network> Reactor<N> {
         self.check_stop(now_ns);
         self.accept(now_ns);
         self.take_in(now_ns);
+        self.check_drained(now_ns);
         while let Some((slot, kind)) = self.deadlines.pop_due(now_ns) {
             self.expire(slot, kind, now_ns);
         }
@@ -326,7 +334,7 @@ impl<N: Network> Reactor<N> {
 
     fn wake_at_ns(&self) -> Option<u64> {
         let drained = match self.life {
-            Life::Draining { until_ns } => Some(until_ns),
+            Life::Draining { until_ns } | Life::Leaving { until_ns } => Some(until_ns),
             Life::Serving | Life::Ended => None,
         };
         let starved = self.starved.front().map(|(_, since_ns)| since_ns + STARVED_NS_MAX);
@@ -412,7 +420,7 @@ impl<N: Network> Reactor<N> {
         if self.life != Life::Serving || !self.parts.stop.load(Ordering::Relaxed) {
             return;
         }
-        self.life = Life::Draining { until_ns: now_ns + self.limits.drain_ns };
+        self.life = Life::Draining { until_ns: now_ns + self.limits.drain_ns - self.leave_ns() };
         for slot in 0..self.connections.len() as u32 {
             if !self.connections[slot as usize].is_idle() {
                 continue;
@@ -424,11 +432,31 @@ impl<N: Network> Reactor<N> {
         }
     }
 
-    fn check_end(&mut self, now_ns: u64) {
+    /// What of the time for draining is kept for those whose requests it did not suffice for.
+    fn leave_ns(&self) -> u64 {
+        LEAVE_NS_MAX.min(self.limits.drain_ns / 4)
+    }
+
+    /// When the time for draining is up, whoever still waits is told so.
+    fn check_drained(&mut self, now_ns: u64) {
         let Life::Draining { until_ns } = self.life else { return };
+        if now_ns < until_ns {
+            return;
+        }
+        self.life = Life::Leaving { until_ns: until_ns + self.leave_ns() };
+        for slot in 0..self.connections.len() as u32 {
+            if self.connections[slot as usize].open {
+                self.take_leave(slot, now_ns);
+            }
+        }
+    }
+
+    fn check_end(&mut self, now_ns: u64) {
+        let (Life::Draining { until_ns } | Life::Leaving { until_ns }) = self.life else { return };
         // And nobody waits to be accepted.
         let all_closed = self.connections_free.len() == self.connections.len() && !self.accepts;
-        if all_closed || now_ns >= until_ns {
+        let time_is_up = self.life == Life::Leaving { until_ns } && now_ns >= until_ns;
+        if all_closed || time_is_up {
             for slot in 0..self.connections.len() as u32 {
                 if self.connections[slot as usize].open {
                     self.close(slot);
@@ -471,7 +499,7 @@ impl<N: Network> Reactor<N> {
         match self.life {
             Life::Serving if all_compute => Readiness::Ready,
             Life::Serving => Readiness::Dead,
-            Life::Draining { .. } | Life::Ended => Readiness::Draining,
+            Life::Draining { .. } | Life::Leaving { .. } | Life::Ended => Readiness::Draining,
         }
     }
 }

@@ -230,13 +230,15 @@ impl Ask {
     fn limit(&mut self, random: &mut Random, house: &House) {
         let mut limit_ms = house.request_ms;
         if random.one_in(3) {
-            let given_ms = random.pick(&[0, 1, 1, 2, 10, 40, 45, 100, 1_000, 60_000, u32::MAX]);
-            limit_ms = Some(given_ms);
+            let most = u64::from(u32::MAX);
+            let given_ms = random.pick(&[0, 1, 1, 2, 10, 40, 45, 100, 1_000, 60_000, most, most + 1, u64::MAX]);
+            // More than a month is as good as for ever.
+            limit_ms = Some(given_ms.min(most) as u32);
             self.add(&format!("x-request-timeout-ms: {given_ms}\r\n"));
         } else if !self.is_head && random.one_in(40) {
-            let value = random.pick(&["", "soon", "-1", "1.5", "4294967296", "5\r\nX-Request-Timeout-Ms: 5"]);
+            let value = random.pick(&["", "soon", "-1", "1.5", "5\r\nX-Request-Timeout-Ms: 5"]);
             self.add(&format!("x-request-timeout-ms: {value}\r\n"));
-            (self.wanted, self.permitted) = (Wanted::Garbage, None);
+            self.wanted = Wanted::Garbage;
         }
         let takes_time = matches!(self.wanted, Wanted::Values { .. } | Wanted::Refused { by_worker: true, .. });
         self.limit_ms = limit_ms.filter(|_| takes_time);
@@ -461,7 +463,7 @@ impl Ask {
             return told("a request is answered before its end, and the connection goes on");
         }
         let permitted = answer.header("access-control-allow-origin");
-        // Of what could not be read to its end nobody knows the page.
+        // Of what was refused before its page had come nobody knows it; the id stands behind the page.
         if permitted != self.permitted.as_deref() && (permitted.is_some() || echoes) {
             return told("the answer lets another page read it than may");
         }
@@ -492,7 +494,11 @@ impl Ask {
             }
             Wanted::Unauthorized { or_too_large: true } if answer.status == 413 => Ok(()),
             // These come to whoever asks, before anybody looks at a key.
-            Wanted::Unauthorized { .. } if excused && (answer.status == 408 || is_known(NO_BUFFERS.1)) => Ok(()),
+            Wanted::Unauthorized { .. }
+                if excused && (answer.status == 408 || is_known(NO_BUFFERS.1) || is_known(DRAINING.1)) =>
+            {
+                Ok(())
+            }
             Wanted::Unauthorized { .. } => told("401 was due"),
             Wanted::System if excused => Ok(()),
             Wanted::System if !matches!(answer.status, 200 | 503) || !echoes => told("200 was due"),

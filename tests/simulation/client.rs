@@ -330,8 +330,8 @@ impl Client {
         }
         let length = answer.header("content-length").and_then(|length| length.parse().ok());
         let length: usize = length.ok_or("an answer without a length")?;
-        // Of a request whose end has not come nobody knows that its answer has no body.
-        let is_head = self.open.front().is_some_and(|open| open.ask.is_head && open.is_whole());
+        // Where not even the method had come, a body follows, which nobody takes: the connection ends there.
+        let is_head = self.open.front().is_some_and(|open| open.ask.is_head);
         let body_end = if is_head { end } else { end + length };
         if self.received.len() < body_end {
             return Ok(false);

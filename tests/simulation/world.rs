@@ -441,9 +441,7 @@ impl World {
 
     /// Whether the server was in the right to end this client's connection without an answer.
     fn may_drop(&self, index: usize) -> bool {
-        let Some(stopped_at_ns) = self.stopped_at_ns else { return self.setting.has_little_memory };
-        let forced = self.now_ns() >= stopped_at_ns + self.setting.settings.deadlines.drain_ms * 1_000_000;
-        forced || !self.clients[index].owed_at_stop || self.setting.has_little_memory
+        self.setting.has_little_memory || self.stopped_at_ns.is_some() && !self.clients[index].owed_at_stop
     }
 
     fn stop(&mut self) {

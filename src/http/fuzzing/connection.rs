@@ -4,7 +4,7 @@
 //! Whatever is done, the steps must be those that the reference expects of the bytes read so far, up to where the script ended
 //! the connection; phases, persistence and what is released must fit the step; and what lies behind a request is left alone.
 
-use super::{Event, Taken, agrees, check_demand, expected};
+use super::{Event, Taken, Told, agrees, check_demand, expected};
 use crate::http::{
     Connection, Finished, Limits, Persistence, Phase, Request, ResponseHead, SegmentError, Span, Step, decode_segment,
 };
@@ -116,10 +116,16 @@ impl Client<'_> {
                     }
                 }
                 Step::Refuse(refusal) => {
-                    self.events.push(Event::Refuse(refusal));
+                    let told = Told::new(&self.connection, &self.buffer, &self.limits);
+                    self.events.push(Event::Refuse(refusal, told.clone()));
                     assert_eq!(self.connection.phase(), Phase::Answer);
                     self.receive();
                     assert_eq!(self.connection.advance(&mut self.buffer, &self.limits), Step::Refuse(refusal));
+                    assert_eq!(
+                        Told::new(&self.connection, &self.buffer, &self.limits),
+                        told,
+                        "what follows tells nothing"
+                    );
                     self.give_up();
                     return End::ByUs;
                 }

@@ -31,13 +31,42 @@ pub enum Event {
     Head(Box<Taken>),
     Continue,
     Request(Box<Taken>),
-    Refuse(Refusal),
+    /// With what is known of the request all the same.
+    Refuse(Refusal, Option<Box<Told>>),
+}
+
+/// A refused request, as far as it was understood.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    pub method: Method,
+    pub method_name: Vec<u8>,
+    pub target: Vec<u8>,
+    pub path: Vec<u8>,
+    pub request_id: Option<Vec<u8>>,
+    pub origin: Option<Vec<u8>>,
+}
+
+impl Told {
+    fn new(connection: &Connection, buffer: &[u8], limits: &Limits) -> Option<Box<Told>> {
+        let gist = connection.gist(buffer, limits)?;
+        let copy = |span: Span| span.of(buffer).to_vec();
+        Some(Box::new(Told {
+            method: gist.method,
+            method_name: copy(gist.method_name),
+            target: copy(gist.target),
+            path: copy(gist.path),
+            request_id: gist.request_id.map(copy),
+            origin: gist.origin.map(copy),
+        }))
+    }
 }
 
 /// A request as it was understood. The body of a [`Event::Head`] is empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Taken {
     pub method: Method,
+    pub method_name: Vec<u8>,
+    pub target: Vec<u8>,
     pub version: Version,
     pub persistence: Persistence,
     pub path: Vec<u8>,
@@ -45,6 +74,7 @@ pub struct Taken {
     pub content_type: Option<Vec<u8>>,
     pub authorization: Option<Vec<u8>>,
     pub request_id: Option<Vec<u8>>,
+    pub origin: Option<Vec<u8>>,
     pub timeout_ms: Option<u32>,
     pub body: Vec<u8>,
 }
@@ -54,6 +84,8 @@ impl Taken {
         let copy = |span: Span| span.of(buffer).to_vec();
         Taken {
             method: head.method,
+            method_name: copy(head.method_name),
+            target: copy(head.target),
             version: head.version,
             persistence: head.persistence,
             path: copy(head.path),
@@ -61,9 +93,18 @@ impl Taken {
             content_type: head.content_type.map(copy),
             authorization: head.authorization.map(copy),
             request_id: head.request_id.map(copy),
+            origin: head.origin.map(copy),
             timeout_ms: head.timeout_ms,
             body: copy(body),
         }
+    }
+}
+
+impl Taken {
+    /// What is known of it should it be refused after all.
+    fn told(&self) -> Told {
+        let Taken { method, method_name, target, path, request_id, origin, .. } = self.clone();
+        Told { method, method_name, target, path, request_id, origin }
     }
 }
 
@@ -125,7 +166,7 @@ pub fn drive(input: &[u8], limits: &Limits, mut read: impl FnMut() -> usize) -> 
                 }
             }
             Step::Refuse(refusal) => {
-                events.push(Event::Refuse(refusal));
+                events.push(Event::Refuse(refusal, Told::new(&connection, &buffer, limits)));
                 assert_eq!(connection.advance(&mut buffer, limits), Step::Refuse(refusal));
                 assert_eq!(connection.persistence(), Persistence::Close);
                 assert_eq!(connection.finish(), Finished { consumed: 0, keep_alive: false });
@@ -147,14 +188,23 @@ fn check_demand(buffer: &[u8], filled: usize, buffer_bytes: usize, limits: &Limi
 /// Holds the events of a connection against those of the reference, where a refusal may be any of several that apply.
 pub fn agrees(events: &[Event], expected: &[Expected]) -> Result<(), String> {
     let alike = |(event, expected): (&Event, &Expected)| match (event, expected) {
-        (Event::Refuse(refusal), Expected::Refuse(reasons)) => reasons.contains(refusal),
+        (Event::Refuse(refusal, _), Expected::Refuse(reasons)) => reasons.contains(refusal),
         (event, Expected::Event(expected)) => event == expected,
         (Event::Head(_) | Event::Continue | Event::Request(_), Expected::Refuse(_)) => false,
     };
-    if events.len() == expected.len() && events.iter().zip(expected).all(alike) {
-        return Ok(());
+    if events.len() != expected.len() || !events.iter().zip(expected).all(alike) {
+        return Err(format!("the connection says {events:#?}\nthe reference says {expected:#?}"));
     }
-    Err(format!("the connection says {events:#?}\nthe reference says {expected:#?}"))
+    match events {
+        [.., Event::Head(head), Event::Refuse(_, told)]
+        | [.., Event::Head(head), Event::Continue, Event::Refuse(_, told)] => {
+            if told.as_deref() == Some(&head.told()) {
+                return Ok(());
+            }
+            Err(format!("a refused body belongs to {head:#?}, not to {told:#?}"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Marsaglia's xorshift64: the same numbers for the same seed on every machine.

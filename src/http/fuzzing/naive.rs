@@ -110,6 +110,7 @@ fn read_head(head: &[u8], limits: &Limits) -> Found<ReadHead> {
     if lines.iter().any(|line| line.contains(&b'\r')) {
         wrong.push(Refusal::CarriageReturnBare);
     }
+    let sent = split(&lines[0], b" ");
     let (method, path, query, version) = read_request_line(&lines[0], limits, &mut wrong);
     if lines.len() - 1 > limits.headers_max {
         wrong.push(Refusal::HeadersTooMany);
@@ -120,8 +121,7 @@ fn read_head(head: &[u8], limits: &Limits) -> Found<ReadHead> {
     };
     check_singles(&all, version, &mut wrong);
     let length = read_length(&all, method, version, limits, &mut wrong);
-    let timeouts: Vec<Option<u32>> =
-        all("x-request-timeout-ms").iter().map(|value| digits(value)?.try_into().ok()).collect();
+    let timeouts: Vec<Option<u32>> = all("x-request-timeout-ms").iter().map(|value| milliseconds(value)).collect();
     if timeouts.contains(&None) {
         wrong.push(Refusal::TimeoutInvalid);
     }
@@ -141,6 +141,8 @@ fn read_head(head: &[u8], limits: &Limits) -> Found<ReadHead> {
     let echoable = |id: &&&Vec<u8>| !id.is_empty() && id.len() <= 128 && id.iter().all(|&byte| is_visible(byte));
     let taken = Taken {
         method,
+        method_name: sent.first().cloned().unwrap_or_default(),
+        target: sent.get(1).cloned().unwrap_or_default(),
         version,
         persistence,
         path,
@@ -148,6 +150,7 @@ fn read_head(head: &[u8], limits: &Limits) -> Found<ReadHead> {
         content_type: first("content-type"),
         authorization: first("authorization"),
         request_id: all("x-request-id").iter().find(echoable).map(|value| value.to_vec()),
+        origin: first("origin"),
         timeout_ms: timeouts.first().copied().flatten(),
         body: Vec::new(),
     };
@@ -240,6 +243,16 @@ fn read_fields(lines: &[Vec<u8>], wrong: &mut Vec<Refusal>) -> Vec<(String, Vec<
         fields.push((String::from_utf8_lossy(&lower(name)).into_owned(), value));
     }
     fields
+}
+
+/// Numbers that are larger than 32 bits are the largest of them.
+fn milliseconds(value: &[u8]) -> Option<u32> {
+    let text = std::str::from_utf8(value).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))?;
+    match text.trim_start_matches('0') {
+        "" => (!text.is_empty()).then_some(0),
+        digits if digits.len() > 10 => Some(u32::MAX),
+        digits => digits.parse::<u64>().ok().map(|number| number.min(u64::from(u32::MAX)) as u32),
+    }
 }
 
 fn check_singles<'a>(all: &impl Fn(&str) -> Vec<&'a Vec<u8>>, version: Version, wrong: &mut Vec<Refusal>) {
