@@ -1,25 +1,28 @@
 //! Every number of the server, from YAML, environment and flags (the later wins).
 //!
 //! `table` lists every key once: its place in the file, its variable, its flag, its bounds and its documentation come from
-//! there, and `configs/config.yaml` is printed from it. `tree` reads YAML with its line numbers, `models` the three sections
-//! of models, `check` sets numbers against one another. All problems of a configuration are reported together.
+//! there, and `configs/config.yaml` is printed from it. `source` opens what is read, `tree` reads YAML with its line numbers,
+//! `list` lists of texts, `address` hosts and origins, `models` the three sections of models, and `check` sets numbers against
+//! one another. All problems of a configuration are reported together.
 //!
 //! Invariant: all `*_max` are derived once, here, and checked against one another; a bad key names file, line and the
 //! nearest right key. Nothing else in the crate holds a default or reads the environment (the model hub's own variables
 //! aside, see `model::fetch`).
 
+mod address;
 mod check;
 #[doc(hidden)]
 pub mod fuzzing;
 mod keys;
+mod list;
 mod models;
 mod read;
+mod source;
 mod table;
 pub mod tree;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crate::device::Layout;
@@ -83,7 +86,7 @@ impl Overrides {
     }
 }
 
-/// Files beyond this are refused: a configuration of a thousand models has 300 kB.
+/// A configuration of a thousand models has 300 kB.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Reads and checks a configuration file.
@@ -93,16 +96,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 pub fn load(file: &Path, overrides: &Overrides) -> Result<Settings, Problems> {
     let place = file.display().to_string();
     let refuse = |message: String| Problems(vec![Problem { place: place.clone(), message }]);
-    // Named by the user, who may well mean a pipe: `--config <(…)`, `/dev/stdin`.
-    let source = std::fs::File::open(file).map_err(|error| refuse(format!("cannot be read: {error}")))?;
-    let mut bytes = Vec::new();
-    source
-        .take(FILE_BYTES_MAX + 1)
-        .read_to_end(&mut bytes)
-        .map_err(|error| refuse(format!("cannot be read: {error}")))?;
-    if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err(refuse(format!("is larger than {FILE_BYTES_MAX} bytes, which no configuration is")));
-    }
+    let bytes = source::read(file, FILE_BYTES_MAX).map_err(refuse)?;
     let text = String::from_utf8(bytes).map_err(|_| refuse("is not UTF-8 text".to_owned()))?;
     parse(&place, &text, overrides)
 }

@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::log;
+use crate::model::files::folder_of;
 use crate::ring::{Doorbell, Receiver, Sender, ring};
 
 /// How long the scribe sleeps: the ring holds what 100,000 requests a second make of it and more.
@@ -208,6 +209,30 @@ pub struct Scribe {
     steps: u32,
 }
 
+/// Whether the target could be opened, as far as that can be known without making a file or opening a pipe, whose reader would
+/// see it end.
+///
+/// # Errors
+/// What is in the way, in a sentence.
+pub fn check(target: &Target) -> Result<(), String> {
+    let Target::File(path) = target else { return Ok(()) };
+    let refuse = |words: &str| Err(format!("server.access_log: {} {words}", path.display()));
+    if path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/") {
+        return refuse("is a folder; name a file in it");
+    }
+    if path.is_file() {
+        return open_file(path).map(drop).map_err(|error| unopened(path, &error));
+    }
+    match path.symlink_metadata().is_ok() || folder_of(path).is_dir() {
+        true => Ok(()),
+        false => refuse("cannot be opened for writing: there is no such folder"),
+    }
+}
+
+fn unopened(path: &Path, error: &io::Error) -> String {
+    format!("server.access_log: {} cannot be opened for writing: {error}", path.display())
+}
+
 /// Opens the target and connects the two ends, for so many connections and these models.
 ///
 /// # Errors
@@ -289,8 +314,7 @@ impl Output {
             Target::StandardOutput => Output { name: "-".into(), path: None, file: None, torn: false },
             Target::File(path) => {
                 let name = path.display().to_string();
-                let file = open_file(path)
-                    .map_err(|error| format!("server.access_log: {name} cannot be opened for writing: {error}"))?;
+                let file = open_file(path).map_err(|error| unopened(path, &error))?;
                 Output { name, path: Some(path.clone()), file: Some(file), torn: false }
             }
         })
@@ -505,5 +529,19 @@ mod tests {
     fn what_cannot_be_opened_is_said_at_once() {
         let error = open(&Target::File("/no/such/folder/log".into()), 1, std::iter::empty()).unwrap_err();
         assert!(error.starts_with("server.access_log: /no/such/folder/log cannot be opened"), "{error}");
+        let error = check(&Target::File("/no/such/folder/log".into())).unwrap_err();
+        assert!(error.starts_with("server.access_log: /no/such/folder/log cannot be opened"), "{error}");
+        let folder = folder("check");
+        let of = |path: PathBuf| check(&Target::File(path));
+        assert!(of(folder.clone()).unwrap_err().contains("is a folder"));
+        assert!(of(folder.join("log/")).unwrap_err().contains("is a folder"));
+        assert!(of(folder.join("log/log")).unwrap_err().contains("no such folder"));
+        assert_eq!(of(folder.join("log")), Ok(()));
+        assert!(!folder.join("log").exists(), "nothing is made");
+        std::fs::write(folder.join("log"), "a line\n").unwrap();
+        assert_eq!(of(folder.join("log")), Ok(()));
+        assert_eq!(std::fs::read_to_string(folder.join("log")).unwrap(), "a line\n");
+        assert_eq!((check(&Target::StandardOutput), of("log".into())), (Ok(()), Ok(())));
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }

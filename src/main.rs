@@ -6,6 +6,7 @@
 
 use std::fmt::Display;
 use std::io::Write as _;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use reactrt::config::{self, Key, ModelSettings, Overrides, Settings, TABLE};
 use reactrt::device::Layout;
+use reactrt::journal;
 use reactrt::log::visible;
 use reactrt::model::Task;
 use reactrt::model::build;
@@ -573,6 +575,7 @@ fn run_check(arguments: Check) -> Result<(), Failure> {
     let settings = load(&arguments.file, arguments.settings)?;
     let mut problems: Vec<String> = settings.models.iter().filter_map(|model| problem(&settings, model)).collect();
     problems.extend(serve::api_keys(&settings).err());
+    problems.extend(settings.server.access_log.as_ref().and_then(|target| journal::check(target).err()));
     if !problems.is_empty() {
         return Err(Failure::Usage(problems.join("\n")));
     }
@@ -596,7 +599,7 @@ fn summary(file: &Path, settings: &Settings) -> String {
     let megabytes = |bytes: u64| format!("{:.0} MB", bytes as f64 / 1e6);
     let mut lines = vec![
         format!("{} is right.", file.display()),
-        format!("listens on  {}:{}", settings.server.host, settings.server.port),
+        format!("listens on  {}", whereto(&settings.server)),
         format!("devices     {}", Key::find("devices").expect("a key of the table").show(settings)),
         format!(
             "buffers     at most {} of {}, models not counted",
@@ -618,6 +621,16 @@ fn summary(file: &Path, settings: &Settings) -> String {
         }
     }
     lines.join("\n") + "\n"
+}
+
+/// Where clients will connect, as far as it is known before the address is bound.
+fn whereto(server: &config::Server) -> String {
+    let (host, port) = (server.host.as_str(), server.port);
+    match host.parse::<IpAddr>() {
+        Ok(address) => SocketAddr::new(address, port).to_string(),
+        Err(_) if host.contains(':') => format!("[{host}]:{port}"),
+        Err(_) => format!("{host}:{port} (a name, which is looked up at start)"),
+    }
 }
 
 /// The model's path, and its tokenizer's, with a word on each that is not on this disk.

@@ -126,7 +126,7 @@ fn who_may_ask_and_where_it_is_written_is_set() {
 server:
   api_keys: [first-key, 12345678]
   api_keys_file: /etc/reactrt/keys
-  cors_origins: [https://App.example, 'http://localhost:3000']
+  cors_origins: [https://app.example, 'http://localhost:3000']
   access_log: '-'
   log_level: warn
 deadlines: {request_ms: 2_500}
@@ -162,6 +162,38 @@ deadlines: {request_ms: 2_500}
     assert_eq!((settings.server.api_keys_file, settings.deadlines.request_ms), (None, None));
     for off in ["0", "off"] {
         assert_eq!(with("", &[], &[("deadlines.request_ms", off)]).unwrap().deadlines.request_ms, None);
+    }
+}
+
+#[test]
+fn words_mean_the_same_in_any_case_and_in_quotes() {
+    for word in ["off", "Off", "none", "NONE", "null", "Null", "~", "false", "False", "no", "'off'", "\"\"", ""] {
+        let text = format!("server:\n  access_log: {word}\n");
+        assert_eq!(parse(&text).expect(&text).server.access_log, None, "{text}");
+    }
+    for word in ["off", "OFF", "none", "null", "false", "no", ""] {
+        let settings = with("server: {access_log: x}", &[], &[("server.access_log", word)]);
+        assert_eq!(settings.expect(word).server.access_log, None, "{word}");
+    }
+    let log = |text: &str| with("", &[("REACTRT_SERVER_ACCESS_LOG", text)], &[]).expect(text).server.access_log;
+    assert_eq!(log("./off"), Some(Target::File("./off".into())));
+    assert_eq!(log("offline.log"), Some(Target::File("offline.log".into())));
+    assert_eq!(log("stdout"), Some(Target::StandardOutput));
+    let settings = with("", &[("REACTRT_DEVICES", "CPU")], &[("server.log_level", "WARN")]).unwrap();
+    assert_eq!((settings.devices, settings.server.log_level), (Devices::List(vec![DeviceName::Cpu]), Level::Warn));
+}
+
+#[test]
+fn a_key_is_the_text_that_was_written() {
+    let keys = |text: &str| parse(&format!("server:\n  api_keys: {text}\n")).expect(text).server.api_keys;
+    assert_eq!(keys("[0x10, 1e3, 007, 'null', \"true\"]").list(), ["0x10", "1e3", "007", "null", "true"]);
+    let variable = |text: &str| with("", &[("REACTRT_SERVER_API_KEYS", text)], &[]);
+    let keys = |text: &str| variable(text).expect(text).server.api_keys;
+    assert_eq!(keys("[first, second]").list(), ["first", "second"]);
+    assert_eq!(keys("'with,comma', \"[bracket\"").list(), ["with,comma", "[bracket"]);
+    for torn in ["[hunter2", "hunter2]", "'hunter2", "hunter2,", "[hunter2, ]", "hunter2\0"] {
+        let said = variable(torn).expect_err(torn);
+        assert!(said.starts_with("REACTRT_SERVER_API_KEYS: server.api_keys: ") && !said.contains("hunter"), "{said}");
     }
 }
 
@@ -204,7 +236,7 @@ const WRONG: &[(&str, &[&str])] = &[
     (
         "server:\n  cors_origins: [https://app.example/page]\n",
         &[
-            r#"c.yaml:2: server.cors_origins: "https://app.example/page" is more than an origin; did you mean "https://app.example"?"#,
+            r#"c.yaml:2: server.cors_origins: "https://app.example/page" is not what browsers send, which is "https://app.example"; write that"#,
         ],
     ),
     (
@@ -239,7 +271,77 @@ const WRONG: &[(&str, &[&str])] = &[
     ("server:\n  port: [80]\n", &["c.yaml:2: server.port: expected a whole number from 0 to 65535, found a list"]),
     ("server: 80\n", &["c.yaml:1: server: expected a group of keys, found 80"]),
     ("- a\n- b\n", &["c.yaml:1: the file: expected a group of keys, found a list"]),
-    ("server:\n  host:\n", &["c.yaml:2: server.host: expected a text, found nothing"]),
+    (
+        "server:\n  host:\n",
+        &[
+            "c.yaml:2: server.host: expected an address to listen on, such as 127.0.0.1, or 0.0.0.0 for all, found nothing",
+        ],
+    ),
+    (
+        "server:\n  host: ''\n",
+        &[
+            "c.yaml:2: server.host: expected an address to listen on, such as 127.0.0.1, or 0.0.0.0 for all, found an empty text",
+        ],
+    ),
+    (
+        "server:\n  host: 127.0.0.1:80\n",
+        &[
+            r#"c.yaml:2: server.host: "127.0.0.1:80" has a port in it; write the host alone, and its port under server.port"#,
+        ],
+    ),
+    // What is nothing, and what would be another text to another reader.
+    (
+        "server:\n  api_keys: [hunter2, null]\n",
+        &[
+            r#"c.yaml:2: server.api_keys: key 2 is nothing, such as an unquoted null or ~; take it away, or write "null" in quotes if that text is meant"#,
+        ],
+    ),
+    (
+        "server:\n  api_keys: no\n",
+        &[
+            "c.yaml:2: server.api_keys: key 1 is a word such as true or off, which everybody guesses; [] means that nobody needs a key, and in quotes the word is one",
+        ],
+    ),
+    (
+        "server:\n  api_keys: '[hunter2, hunter3'\n",
+        &[
+            "c.yaml:2: server.api_keys: a bracket or a quote is missing; write a, b or [a, b], and a text with single ones in quotes",
+        ],
+    ),
+    (
+        "server:\n  api_keys_file: ''\n",
+        &["c.yaml:2: server.api_keys_file: expected a file's path, or none, found an empty text"],
+    ),
+    (
+        "server:\n  cors_origins: [~]\n",
+        &[
+            r#"c.yaml:2: server.cors_origins: origin 1 is nothing, such as an unquoted null or ~; take it away, or write "null" in quotes if that text is meant"#,
+        ],
+    ),
+    (
+        "server:\n  cors_origins: ['https://*.example.com']\n",
+        &[
+            r#"c.yaml:2: server.cors_origins: "https://*.example.com" has a wildcard, which stands for nothing in an origin; list each origin, or "*" alone for all"#,
+        ],
+    ),
+    (
+        "server:\n  access_log: ' '\n",
+        &[r#"c.yaml:2: server.access_log: expected off, "-" for the output, or a file, found a text of blanks"#],
+    ),
+    (
+        "server:\n  access_log: \"a\\0b\"\n",
+        &[r#"c.yaml:2: server.access_log: "a\0b" has a NUL byte in it, which no path can have"#],
+    ),
+    (
+        "server:\n  port: 0123\n",
+        &["c.yaml:2: server.port: expected a whole number from 0 to 65535 without leading zeros, found 0123"],
+    ),
+    (
+        "nli_models:\n  a: {model_path: x, labels: [yes, null]}\n",
+        &[
+            r#"c.yaml:2: nli_models.a.labels: label 2 is nothing, such as an unquoted null or ~; take it away, or write "null" in quotes if that text is meant"#,
+        ],
+    ),
     (
         "limits:\n  body_bytes_max: 4 MeB\n",
         &[
@@ -394,7 +496,7 @@ fn words_of_the_file_stay_on_one_line_and_very_long_ones_have_no_neighbour() {
     let expected = [
         "c.yaml:1: embedding_models.a\\nb has no model_path",
         "c.yaml:1: embedding_models.a\\nb: a model's name has 1 to 256 bytes and no control characters",
-        "c.yaml:1: embedding_models.c.prompts: d\\ne: expected a text, found a list",
+        "c.yaml:1: embedding_models.c.prompts: d\\ne: expected a text, which may be empty by \"\", found a list",
     ];
     assert_eq!(said.lines().collect::<Vec<_>>(), expected);
     let prompts = r#"{model_path: x, default_prompt: query, prompts: {"a\nb": c}}"#;
@@ -584,7 +686,8 @@ fn files_that_are_no_configuration_are_refused() {
     let bytes = Scratch::new("bytes", b"server: \xff\n");
     assert!(said(&bytes.0).ends_with(": is not UTF-8 text"));
     let large = Scratch::new("large", &vec![b'#'; (1 << 20) + 1]);
-    assert!(said(&large.0).ends_with("bytes, which no configuration is"));
+    assert!(said(&large.0).ends_with(": has more than 1048576 bytes, which no file of this kind has"));
+    assert!(said(&std::env::temp_dir()).ends_with(": is a folder, where a file is needed"));
 }
 
 #[test]
@@ -660,6 +763,57 @@ fn a_file_without_models_says_how_to_name_one() {
     assert_eq!(output.status.code(), Some(2));
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.starts_with("error: configs/config.yaml: there is no model in it\n"), "{said}");
+}
+
+/// What the program says to these arguments of a shell, which knows `<(…)`.
+fn in_bash(arguments: &str) -> (Option<i32>, String) {
+    let script = format!("exec {} {arguments}", env!("CARGO_BIN_EXE_reactrt"));
+    let mut command = Command::new("bash");
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("REACTRT_")) {
+        command.env_remove(name);
+    }
+    let output = command.args(["-c", &script]).current_dir(repository()).output().unwrap();
+    (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+}
+
+#[test]
+fn a_pipe_is_as_good_as_a_file() {
+    let (code, said) = in_bash("check <(cat tests/fixtures/three-tasks.yaml) --api-keys-file <(echo a-good-key)");
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains(" is right.") && !said.contains("a-good-key"), "{said}");
+    let (code, said) = in_bash("check tests/fixtures/three-tasks.yaml --api-keys-file <(echo a bad key)");
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("key 1 has a blank") && !said.contains("a bad key"), "{said}");
+}
+
+#[test]
+fn check_refuses_what_serve_would() {
+    let folder = std::env::temp_dir().display().to_string();
+    let wrong = [
+        ("--host=256.1.1.1", "is no IPv4 address"),
+        ("--host=127.0.0.1:80", "has a port in it"),
+        ("--host=*", "write 0.0.0.0"),
+        ("--host=http://localhost", "is a URL"),
+        ("--host=", "expected an address to listen on"),
+        ("--access-log=/no/such/folder/log", "there is no such folder"),
+        (&format!("--access-log={folder}"), "is a folder; name a file in it"),
+        ("--cors-origins=https://a.example/", "write that"),
+    ];
+    for (flag, words) in wrong {
+        for command in
+            [&["check", "tests/fixtures/three-tasks.yaml"][..], &["--config", "tests/fixtures/three-tasks.yaml"]]
+        {
+            let output = reactrt(&[command, &[flag, "--port=0"]].concat());
+            let said = String::from_utf8(output.stderr).unwrap();
+            // A log that cannot be opened is, at start, the machine's fault as well as the file's.
+            let (code, words) = match command[0] != "check" && flag.contains("log=") {
+                true => (1, "cannot be opened for writing"),
+                false => (2, words),
+            };
+            assert_eq!(output.status.code(), Some(code), "{command:?} {flag}: {said}");
+            assert!(said.contains(words), "{command:?} {flag}: {said}");
+        }
+    }
 }
 
 #[test]

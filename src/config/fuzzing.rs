@@ -7,6 +7,7 @@ use std::fmt::Write;
 
 use super::models::SECTIONS;
 use super::{Key, ModelSettings, Overrides, Problems, Settings, TABLE, parse};
+use crate::journal::Target;
 use crate::model::Pooling;
 
 const FILE: &str = "fuzz.yaml";
@@ -89,9 +90,15 @@ fn written(settings: &Settings) -> String {
             section = key.section();
             let _ = writeln!(text, "{section}:");
         }
-        let value = match key.path {
-            "server.host" | "engines" => quoted(&key.show(settings)),
-            _ => key.show(settings),
+        let list =
+            |texts: &[String]| format!("[{}]", texts.iter().map(|text| quoted(text)).collect::<Vec<_>>().join(", "));
+        let value = match (key.path, &settings.server.access_log) {
+            ("server.host" | "server.api_keys_file" | "engines", _) => quoted(&key.show(settings)),
+            ("server.access_log", Some(Target::File(path))) => quoted(&path.display().to_string()),
+            ("server.cors_origins", _) => list(&settings.server.cors_origins),
+            // Which are never shown.
+            ("server.api_keys", _) => list(settings.server.api_keys.list()),
+            (_, _) => key.show(settings),
         };
         let indent = if section.is_empty() { "" } else { "  " };
         let _ = writeln!(text, "{indent}{}: {value}", key.name());

@@ -6,10 +6,11 @@
 //! Invariant: a key is 1 to [`KEY_BYTES_MAX`] bytes of visible ASCII, as it must stand in a header field.
 
 use std::fmt;
-use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use super::list;
+use super::source;
 use super::table::Codec;
 use super::tree::{Node, Value};
 use crate::log;
@@ -62,20 +63,13 @@ impl ApiKeys {
     /// A sentence that names the file.
     pub fn with_file(&self, path: &Path) -> Result<ApiKeys, String> {
         let place = format!("server.api_keys_file: {}", path.display());
-        let mut text = String::new();
-        let file = std::fs::File::open(path).map_err(|error| format!("{place} cannot be read: {error}"))?;
+        let bytes = source::read(path, FILE_BYTES_MAX).map_err(|words| format!("{place} {words}"))?;
         let readable_by_all =
-            file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o004 != 0);
+            path.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o004 != 0);
         if readable_by_all {
             log::warn(format_args!("{place} can be read by everybody on this machine: chmod 600 keeps it"));
         }
-        // One byte more than there may be: a file that is cut would end in the beginning of a key, which is then one itself.
-        file.take(FILE_BYTES_MAX + 1)
-            .read_to_string(&mut text)
-            .map_err(|error| format!("{place} cannot be read: {error}"))?;
-        if text.len() as u64 > FILE_BYTES_MAX {
-            return Err(format!("{place} has more than {FILE_BYTES_MAX} bytes"));
-        }
+        let text = String::from_utf8(bytes).map_err(|_| format!("{place} is not UTF-8 text"))?;
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
         let found: Vec<String> = lines.map(str::to_owned).collect();
         if found.is_empty() {
@@ -89,23 +83,30 @@ impl ApiKeys {
 /// A list, or texts with commas between them.
 pub(super) struct KeyList;
 
+/// Who writes one of these without quotes switches something, and does not make up a secret.
+const SWITCHES: [&str; 7] = ["true", "false", "yes", "no", "on", "off", "none"];
+
 impl Codec<ApiKeys> for KeyList {
     fn read(&self, node: &Node) -> Result<ApiKeys, String> {
         const WHAT: &str = "expected a list of keys; what was found is not shown";
         const EMPTY: &str = "expected keys, found nothing; [] means that nobody needs one";
-        let text = |node: &Node| match &node.value {
-            Value::Scalar { text, .. } if !node.is_nothing() => Ok(text.trim().to_owned()),
-            Value::Scalar { .. } | Value::List(_) | Value::Map(_) => Err(WHAT.to_owned()),
-        };
-        let keys = match &node.value {
-            Value::List(items) => items.iter().map(text).collect::<Result<Vec<_>, _>>()?,
+        match &node.value {
+            Value::Map(_) => return Err(WHAT.to_owned()),
             // Only the empty list is none: a secret that is not set where a variable or flag asks for it must not open the server.
             Value::Scalar { text, .. } if text.trim().is_empty() || node.is_nothing() => return Err(EMPTY.to_owned()),
-            Value::Scalar { text, .. } if text == "[]" => Vec::new(),
-            Value::Scalar { .. } => text(node)?.split(',').map(|key| key.trim().to_owned()).collect(),
-            Value::Map(_) => return Err(WHAT.to_owned()),
-        };
-        ApiKeys::new(keys)
+            Value::Scalar { .. } | Value::List(_) => {}
+        }
+        let keys = list::items(node, "key")?;
+        let is_switch =
+            |item: &list::Item| item.plain && SWITCHES.iter().any(|word| item.text.eq_ignore_ascii_case(word));
+        if let Some(index) = keys.iter().position(is_switch) {
+            let place = index + 1;
+            return Err(format!(
+                "key {place} is a word such as true or off, which everybody guesses; [] means that nobody needs a key, and in \
+                 quotes the word is one"
+            ));
+        }
+        ApiKeys::new(keys.into_iter().map(|key| key.text.trim().to_owned()).collect())
     }
 
     fn show(&self, value: &ApiKeys) -> String {
@@ -137,7 +138,7 @@ mod tests {
         assert!(error.contains("key 3 has a blank") && !error.contains("secret"), "{error}");
         let edge = format!("#{}\nlong-key\n", "-".repeat(FILE_BYTES_MAX as usize - 6));
         let error = read(&edge).unwrap_err();
-        assert!(error.contains("more than 1048576 bytes") && !error.contains("long"), "{error}");
+        assert!(error.contains("has more than 1048576 bytes") && !error.contains("long"), "{error}");
         assert!(ApiKeys::default().with_file(&folder.join("none")).unwrap_err().contains("cannot be read"));
         std::fs::remove_dir_all(folder).unwrap();
     }

@@ -6,8 +6,9 @@
 use std::collections::BTreeMap;
 
 use super::ModelSettings;
+use super::list;
 use super::read::{Origin, Reader, did_you_mean};
-use super::table::{Switch, Text, Whole, expected};
+use super::table::{Switch, Text, Whole, expected, path};
 use super::tree::{Node, Value, Word};
 use crate::model::{Pooling, Task};
 
@@ -98,8 +99,8 @@ impl Reader<'_> {
 fn set(model: &mut ModelSettings, key: &str, node: &Node) -> Result<(), String> {
     match key {
         "model_name" => model.name = Text.read(node)?,
-        "model_path" => model.model_path = Text.read(node)?,
-        "tokenizer_path" => model.tokenizer_path = optional(node, |node| Text.read(node))?,
+        "model_path" => model.model_path = path(node)?,
+        "tokenizer_path" => model.tokenizer_path = optional(node, path)?,
         "output" => model.output = optional(node, |node| Text.read(node))?,
         "reuse_dynamic_buffer" => model.reuse_dynamic_buffer = Switch.read(node)?,
         "cuda_graph_list" => model.cuda_graph_list = optional(node, batch_sizes)?.unwrap_or_default(),
@@ -163,12 +164,15 @@ fn batch_sizes(node: &Node) -> Result<Vec<u32>, String> {
 }
 
 fn labels(node: &Node) -> Result<Vec<String>, String> {
-    let Value::List(items) = &node.value else { return Err(expected("a list of two or more names", node)) };
-    let labels: Vec<String> = items.iter().map(|item| Text.read(item)).collect::<Result<_, _>>()?;
+    let Value::List(_) = &node.value else { return Err(expected("a list of two or more names", node)) };
+    let labels = list::items(node, "label")?;
+    if let Some(index) = labels.iter().position(|label| label.text.is_empty()) {
+        return Err(format!("label {} is an empty text", index + 1));
+    }
     if labels.len() < 2 {
         return Err(format!("expected a list of two or more names, found {}", labels.len()));
     }
-    Ok(labels)
+    Ok(labels.into_iter().map(|label| label.text).collect())
 }
 
 fn prompts(node: &Node) -> Result<Vec<(String, String)>, String> {
@@ -181,9 +185,10 @@ fn prompts(node: &Node) -> Result<Vec<(String, String)>, String> {
         }
         // A prompt may be empty: "" for documents is common.
         let text = match &text.value {
-            Value::Scalar { text, plain } if !plain || !text.is_empty() => text.clone(),
+            Value::Scalar { text: words, .. } if !text.is_nothing() => words.clone(),
             Value::Scalar { .. } | Value::List(_) | Value::Map(_) => {
-                return Err(format!("{}: {}", name.text.escape_debug(), expected("a text", text)));
+                let words = expected("a text, which may be empty by \"\"", text);
+                return Err(format!("{}: {words}", name.text.escape_debug()));
             }
         };
         list.push((name.text.clone(), text));

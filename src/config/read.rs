@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::models::SECTIONS;
-use super::table::{Key, TABLE, expected};
+use super::table::{Key, TABLE, expected, word};
 use super::tree::{Node, Value, Word};
 use super::{Problem, Problems, Settings};
 
@@ -117,7 +117,7 @@ impl<'a> Reader<'a> {
 
     fn apply(&mut self, key: &'static Key, node: &Node, origin: Origin) {
         let path = key.stands_for.unwrap_or(key.path);
-        if key.auto && *node == (Node { line: node.line, ..Node::bare("auto") }) {
+        if key.auto && word(node).as_deref() == Some("auto") {
             // Back to what `Settings::derive` makes of it.
             self.given.remove(path);
             return;
@@ -136,6 +136,10 @@ impl<'a> Reader<'a> {
                 continue;
             }
             match TABLE.iter().find(|key| key.variable() == *name) {
+                // What stands here for bytes that are no text would be another text: a file of another name.
+                Some(_) if value.contains(char::REPLACEMENT_CHARACTER) => {
+                    self.problem(Origin::Variable(name.clone()), "is not UTF-8 text".to_owned());
+                }
                 Some(key) => self.apply(key, &Node::bare(value), Origin::Variable(name.clone())),
                 None => {
                     let names = TABLE.iter().filter(|key| key.stands_for.is_none()).map(Key::variable);

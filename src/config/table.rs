@@ -9,8 +9,8 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use super::keys::KeyList;
-use super::tree::{Node, Value};
-use super::{DeviceName, Devices, Settings, When};
+use super::tree::{Node, Value, shown};
+use super::{DeviceName, Devices, Settings, When, address, list};
 use crate::device::Layout;
 use crate::journal;
 use crate::log::Level;
@@ -112,31 +112,36 @@ const BODY_BYTES_MAX: u64 = 1 << 30;
 
 /// Every key, in the order of the reference file. The three sections of models are not here: see `models`.
 pub const TABLE: &[Key] = &[
-    key!("server.host", server.host, Text, "The address to listen on; 0.0.0.0 for all of this machine's."),
+    key!(
+        "server.host",
+        server.host,
+        Host,
+        "The address to listen on, or a name, which is looked up at start and not by check; 0.0.0.0 for all of this machine's addresses, :: for those of IPv6 too."
+    ),
     key!("server.port", server.port, Whole(0..=65_535), "0 lets the system choose."),
     key!(
         "server.api_keys",
         server.api_keys,
         KeyList,
-        "Keys of which every request but those for /health must show one, as Authorization: Bearer KEY or x-api-key: KEY; without it 401. []: everybody may ask. Flags are seen by everybody on the machine; a file or a variable is not."
+        "Keys of which every request but those for /health must show one, as Authorization: Bearer KEY or x-api-key: KEY; without it 401. A list; in a variable or flag a, b or [a, b], a key with brackets or quotes of its own in quotes. []: everybody may ask. Flags are seen by everybody on the machine; a file or a variable is not."
     ),
     key!(
         "server.api_keys_file",
         server.api_keys_file,
         OptionalPath,
-        "A file of further keys, one a line (# begins a comment), read once at start; none."
+        "A file of further keys, one a line (# begins a comment), read once at start; it may be a pipe, which is waited for at most 10 s. none: no such file."
     ),
     key!(
         "server.cors_origins",
         server.cors_origins,
         OriginList,
-        "Web pages that may read answers, by origin: a list such as [https://app.example, http://localhost:3000], or [\"*\"] for all. []: none, browsers keep answers from every page."
+        "Web pages that may read answers, by origin as browsers send it (lower case, no default port, no path): a list such as [https://app.example, http://localhost:3000], or [\"*\"] for all. []: none, browsers keep answers from every page."
     ),
     key!(
         "server.access_log",
         server.access_log,
         AccessLog,
-        "Where a line of JSON is written for each request: off, \"-\" for the output, or a file (appended; opened anew when it has been renamed or removed)."
+        "Where a line of JSON is written for each request: off (or none, null, false, no), \"-\" or stdout for the output, or a file (appended; opened anew when it has been renamed or removed; ./off for one of such a name)."
     ),
     key!(
         "server.log_level",
@@ -390,13 +395,34 @@ fn plain(node: &Node) -> Option<&str> {
     }
 }
 
+/// A word of ours, in lower case. It may stand in quotes, as templates put them around everything.
+pub(super) fn word(node: &Node) -> Option<String> {
+    match &node.value {
+        Value::Scalar { text, .. } => Some(text.to_ascii_lowercase()),
+        Value::List(_) | Value::Map(_) => None,
+    }
+}
+
+/// The digits of a whole number, which may be grouped by `_`. Not with a leading zero, which YAML 1.1, and with it the
+/// old server, takes for octal.
+fn digits(text: &str) -> Option<u64> {
+    let is_grouped = text.split('_').all(|group| !group.is_empty() && group.bytes().all(|byte| byte.is_ascii_digit()));
+    let is_clear = is_grouped && (text == "0" || !text.starts_with('0'));
+    is_clear.then(|| text.replace('_', "").parse().ok()).flatten()
+}
+
 /// A whole number within bounds.
 pub(super) struct Whole(pub(super) RangeInclusive<u64>);
 
 impl Whole {
     pub(super) fn number(&self, node: &Node) -> Result<u64, String> {
-        let number = plain(node).and_then(|text| text.replace('_', "").parse().ok());
-        number.filter(|number| self.0.contains(number)).ok_or_else(|| expected(&self.describe(), node))
+        let number = plain(node).and_then(digits).filter(|number| self.0.contains(number));
+        number.ok_or_else(|| match plain(node) {
+            Some(text) if text.len() > 1 && text.starts_with('0') && text.bytes().all(|byte| byte.is_ascii_digit()) => {
+                expected(&format!("{} without leading zeros", self.describe()), node)
+            }
+            Some(_) | None => expected(&self.describe(), node),
+        })
     }
 
     fn describe(&self) -> String {
@@ -422,7 +448,7 @@ struct Optional(RangeInclusive<u64>);
 
 impl Codec<Option<u32>> for Optional {
     fn read(&self, node: &Node) -> Result<Option<u32>, String> {
-        if plain(node) == Some("auto") {
+        if word(node).as_deref() == Some("auto") {
             return Ok(None);
         }
         let whole = Whole(self.0.clone());
@@ -441,7 +467,7 @@ struct DtypeWord;
 
 impl Codec<Dtype> for DtypeWord {
     fn read(&self, node: &Node) -> Result<Dtype, String> {
-        match plain(node) {
+        match word(node).as_deref() {
             Some("fp16") => Ok(Dtype::Fp16),
             Some("fp32") => Ok(Dtype::Fp32),
             Some(_) | None => Err(expected("fp16 or fp32", node)),
@@ -457,7 +483,7 @@ struct LayoutWord;
 
 impl Codec<Layout> for LayoutWord {
     fn read(&self, node: &Node) -> Result<Layout, String> {
-        match plain(node) {
+        match word(node).as_deref() {
             Some("packed") => Ok(Layout::Packed),
             Some("padded") => Ok(Layout::Padded),
             Some(_) | None => Err(expected("packed or padded", node)),
@@ -474,18 +500,17 @@ struct BucketList;
 
 impl Codec<Option<Vec<AskedBucket>>> for BucketList {
     fn read(&self, node: &Node) -> Result<Option<Vec<AskedBucket>>, String> {
-        let texts: Vec<&str> = match &node.value {
-            Value::List(items) => items.iter().map(|item| plain(item).unwrap_or_default()).collect(),
-            Value::Scalar { .. } | Value::Map(_) => match plain(node) {
-                Some("auto") => return Ok(None),
-                Some(text) => text.trim_matches(['[', ']']).split(',').map(str::trim).collect(),
-                None => Vec::new(),
-            },
+        if word(node).as_deref() == Some("auto") {
+            return Ok(None);
+        }
+        let texts = match &node.value {
+            Value::Scalar { .. } | Value::List(_) if !node.is_nothing() => list::items(node, "bucket")?,
+            Value::Scalar { .. } | Value::List(_) | Value::Map(_) => Vec::new(),
         };
-        if texts.is_empty() || texts == [""] {
+        if texts.is_empty() {
             return Err(expected("auto or a list of buckets such as [1x32, 8x128]", node));
         }
-        let buckets: Vec<AskedBucket> = texts.into_iter().map(str::parse).collect::<Result<_, _>>()?;
+        let buckets: Vec<AskedBucket> = texts.iter().map(|item| item.text.parse()).collect::<Result<_, _>>()?;
         shapes::check_asked(&buckets)?;
         Ok(Some(buckets))
     }
@@ -526,9 +551,9 @@ pub(super) fn show_bytes(bytes: u64) -> String {
 }
 
 fn read_bytes(text: &str) -> Option<u64> {
-    let digits = text.find(|letter: char| !letter.is_ascii_digit() && letter != '_').unwrap_or(text.len());
-    let number: u64 = text[..digits].replace('_', "").parse().ok()?;
-    match text[digits..].trim() {
+    let end = text.find(|letter: char| !letter.is_ascii_digit() && letter != '_').unwrap_or(text.len());
+    let number = self::digits(&text[..end])?;
+    match text[end..].trim() {
         "" => Some(number),
         unit => UNITS.iter().find(|(name, _)| *name == unit).and_then(|(_, size)| number.checked_mul(*size)),
     }
@@ -554,7 +579,7 @@ struct OptionalBytes(RangeInclusive<u64>);
 
 impl Codec<Option<usize>> for OptionalBytes {
     fn read(&self, node: &Node) -> Result<Option<usize>, String> {
-        match plain(node) {
+        match word(node).as_deref() {
             Some("auto") => Ok(None),
             Some(_) | None => Bytes(self.0.clone()).read(node).map(Some),
         }
@@ -601,7 +626,7 @@ pub(super) struct Switch;
 
 impl Switch {
     pub(super) fn read(&self, node: &Node) -> Result<bool, String> {
-        match plain(node).map(str::to_ascii_lowercase).as_deref() {
+        match word(node).as_deref() {
             Some("true" | "yes" | "on") => Ok(true),
             Some("false" | "no" | "off") => Ok(false),
             Some(_) | None => Err(expected("true or false", node)),
@@ -620,12 +645,37 @@ impl Text {
     pub(super) fn read(&self, node: &Node) -> Result<String, String> {
         match &node.value {
             Value::Scalar { text, .. } if !text.is_empty() && !node.is_nothing() => Ok(text.clone()),
+            Value::Scalar { plain: false, .. } => Err("the text is empty; write one, or take the key away".to_owned()),
             Value::Scalar { .. } | Value::List(_) | Value::Map(_) => Err(expected("a text", node)),
         }
     }
+}
 
-    fn show(&self, value: &str) -> String {
-        value.to_owned()
+/// A text that can be a path. Whether there is such a file is not asked.
+pub(super) fn path(node: &Node) -> Result<String, String> {
+    let text = Text.read(node)?;
+    if text.trim().is_empty() {
+        return Err(expected("a path", node));
+    }
+    match text.contains('\0') {
+        true => Err(format!("{} has a NUL byte in it, which no path can have", shown(&text))),
+        false => Ok(text),
+    }
+}
+
+struct Host;
+
+impl Codec<String> for Host {
+    fn read(&self, node: &Node) -> Result<String, String> {
+        const WHAT: &str = "an address to listen on, such as 127.0.0.1, or 0.0.0.0 for all";
+        match &node.value {
+            Value::Scalar { text, .. } if !text.trim().is_empty() && !node.is_nothing() => address::host(text),
+            Value::Scalar { .. } | Value::List(_) | Value::Map(_) => Err(expected(WHAT, node)),
+        }
+    }
+
+    fn show(&self, value: &String) -> String {
+        value.clone()
     }
 }
 
@@ -633,7 +683,7 @@ struct Folder;
 
 impl Codec<PathBuf> for Folder {
     fn read(&self, node: &Node) -> Result<PathBuf, String> {
-        Text.read(node).map(PathBuf::from)
+        path(node).map(PathBuf::from)
     }
 
     fn show(&self, value: &PathBuf) -> String {
@@ -641,14 +691,16 @@ impl Codec<PathBuf> for Folder {
     }
 }
 
-/// A file's path, or `none`.
+/// A file's path, or `none`. Nothing is not none: keys must not be gone because a variable is empty.
 struct OptionalPath;
 
 impl Codec<Option<PathBuf>> for OptionalPath {
     fn read(&self, node: &Node) -> Result<Option<PathBuf>, String> {
-        match node.is_nothing() || plain(node) == Some("none") {
-            true => Ok(None),
-            false => Text.read(node).map(|text| Some(PathBuf::from(text))),
+        match word(node).as_deref().map(str::trim) {
+            Some("none" | "off" | "no" | "false") => Ok(None),
+            Some("") => Err(expected("a file's path, or none", node)),
+            Some(_) if node.is_nothing() => Err(expected("a file's path, or none", node)),
+            Some(_) | None => path(node).map(|text| Some(PathBuf::from(text))),
         }
     }
 
@@ -662,14 +714,17 @@ struct AccessLog;
 
 impl Codec<Option<journal::Target>> for AccessLog {
     fn read(&self, node: &Node) -> Result<Option<journal::Target>, String> {
-        match plain(node) {
-            Some("off" | "no" | "false") => Ok(None),
-            Some("-") => Ok(Some(journal::Target::StandardOutput)),
-            Some("on" | "yes" | "true") => Err(expected("off, \"-\" for the output, or a file", node)),
-            Some(_) | None => Text.read(node).map(|text| match text.as_str() {
-                "-" => Some(journal::Target::StandardOutput),
-                path => Some(journal::Target::File(PathBuf::from(path))),
-            }),
+        const WHAT: &str = "off, \"-\" for the output, or a file";
+        let Some(word) = word(node) else { return Err(expected(WHAT, node)) };
+        match word.trim() {
+            "off" | "none" | "null" | "false" | "no" | "~" => Ok(None),
+            "" if word.is_empty() => Ok(None),
+            "-" | "stdout" => Ok(Some(journal::Target::StandardOutput)),
+            "stderr" => {
+                Err("the error stream has the process's own messages; write \"-\" for the output, or a file".to_owned())
+            }
+            "on" | "yes" | "true" | "0" | "1" | "" => Err(expected(WHAT, node)),
+            _ => path(node).map(|text| Some(journal::Target::File(PathBuf::from(text)))),
         }
     }
 
@@ -687,7 +742,7 @@ struct LevelWord;
 
 impl Codec<Level> for LevelWord {
     fn read(&self, node: &Node) -> Result<Level, String> {
-        let found = Level::ALL.into_iter().find(|level| plain(node) == Some(level.name()));
+        let found = Level::ALL.into_iter().find(|level| word(node).as_deref() == Some(level.name()));
         found.ok_or_else(|| expected("error, warn, info or debug", node))
     }
 
@@ -701,7 +756,7 @@ struct MillisecondsOrOff;
 
 impl Codec<Option<u32>> for MillisecondsOrOff {
     fn read(&self, node: &Node) -> Result<Option<u32>, String> {
-        if plain(node) == Some("off") {
+        if word(node).as_deref() == Some("off") {
             return Ok(None);
         }
         let whole = Whole(0..=MS_MAX);
@@ -717,25 +772,16 @@ impl Codec<Option<u32>> for MillisecondsOrOff {
 /// Origins of web pages; in a variable or flag the list is written with commas.
 struct OriginList;
 
-/// What fits into an answer's head beside everything else.
-const ORIGIN_BYTES_MAX: usize = 200;
-
 impl Codec<Vec<String>> for OriginList {
     fn read(&self, node: &Node) -> Result<Vec<String>, String> {
-        const WHAT: &str = "a list of origins such as https://app.example, or [\"*\"]";
-        let texts: Vec<&str> = match &node.value {
-            Value::Scalar { text, .. } if text.is_empty() || text == "[]" => Vec::new(),
-            Value::Scalar { text, .. } => text.trim_matches(['[', ']']).split(',').map(str::trim).collect(),
-            Value::List(items) => {
-                let texts = items.iter().map(|item| match &item.value {
-                    Value::Scalar { text, .. } => Ok(text.as_str()),
-                    Value::List(_) | Value::Map(_) => Err(expected("an origin", item)),
-                });
-                texts.collect::<Result<_, _>>()?
+        match &node.value {
+            Value::Map(_) => Err(expected("a list of origins such as https://app.example, or [\"*\"]", node)),
+            // As good as no key.
+            Value::Scalar { .. } if node.is_nothing() => Ok(Vec::new()),
+            Value::Scalar { .. } | Value::List(_) => {
+                list::items(node, "origin")?.iter().map(|item| address::origin(&item.text)).collect()
             }
-            Value::Map(_) => return Err(expected(WHAT, node)),
-        };
-        texts.into_iter().map(origin).collect()
+        }
     }
 
     fn show(&self, value: &Vec<String>) -> String {
@@ -746,28 +792,11 @@ impl Codec<Vec<String>> for OriginList {
     }
 }
 
-/// Scheme, host and port, as browsers send it: in lower case and without a path.
-fn origin(text: &str) -> Result<String, String> {
-    let host = text.split_once("://").map_or("", |(_, host)| host);
-    let is_origin = !host.is_empty() && !host.contains(['/', '?', '#', '@']);
-    let fits = text.len() <= ORIGIN_BYTES_MAX && text.bytes().all(|byte| byte.is_ascii_graphic());
-    if matches!(text, "*" | "null") || is_origin && fits {
-        return Ok(text.to_ascii_lowercase());
-    }
-    if let Some((scheme, rest)) = text.split_once("://")
-        && let Some((host, _)) = rest.split_once('/')
-        && fits
-    {
-        return Err(format!("{text:?} is more than an origin; did you mean {:?}?", format!("{scheme}://{host}")));
-    }
-    Err(format!("{text:?} is no origin such as https://app.example"))
-}
-
 struct WhenWord;
 
 impl Codec<When> for WhenWord {
     fn read(&self, node: &Node) -> Result<When, String> {
-        match plain(node) {
+        match word(node).as_deref() {
             Some("auto") => Ok(When::Auto),
             Some("always") => Ok(When::Always),
             Some("never") => Ok(When::Never),
@@ -795,28 +824,22 @@ struct DeviceList;
 impl Codec<Devices> for DeviceList {
     fn read(&self, node: &Node) -> Result<Devices, String> {
         const WHAT: &str = "auto, or a list of cpu, sim, cuda:0, cuda:1, …";
-        let names: Vec<&str> = match &node.value {
-            Value::Scalar { text, .. } if text == "auto" => return Ok(Devices::Auto),
-            Value::Scalar { text, .. } => {
-                let inner = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
-                inner.split(',').map(str::trim).collect()
-            }
-            Value::List(items) => {
-                let names = items.iter().map(|item| plain(item).ok_or_else(|| expected("a device's name", item)));
-                names.collect::<Result<_, _>>()?
-            }
-            Value::Map(_) => return Err(expected(WHAT, node)),
+        if word(node).as_deref() == Some("auto") {
+            return Ok(Devices::Auto);
+        }
+        let names = match &node.value {
+            Value::Scalar { .. } | Value::List(_) if !node.is_nothing() => list::items(node, "device")?,
+            Value::Scalar { .. } | Value::List(_) | Value::Map(_) => return Err(expected(WHAT, node)),
         };
         let mut devices = Vec::new();
-        for name in names {
-            let device = match (name, name.strip_prefix("cuda:")) {
+        for name in names.iter().map(|item| item.text.to_ascii_lowercase()) {
+            let index = name.strip_prefix("cuda:").and_then(digits).filter(|index| *index < 1_024);
+            let device = match (name.as_str(), index) {
                 ("cpu", _) => DeviceName::Cpu,
                 ("sim", _) => DeviceName::Sim,
                 ("cuda", _) => DeviceName::Cuda(0),
-                (_, Some(index)) if index.parse::<u32>().is_ok_and(|index| index < 1_024) => {
-                    DeviceName::Cuda(index.parse().expect("parsed on the line above"))
-                }
-                _ => return Err(format!("expected {WHAT}, found the device {name:?}")),
+                (_, Some(index)) => DeviceName::Cuda(index as u32),
+                _ => return Err(format!("expected {WHAT}, found the device {}", shown(&name))),
             };
             if devices.contains(&device) {
                 return Err(format!("the device {name} is listed twice"));

@@ -57,13 +57,20 @@ impl Node {
         }
         match &self.value {
             Value::Scalar { text, plain: true } if text.parse::<f64>().is_ok() => text.clone(),
-            Value::Scalar { text, .. } if text.chars().count() > 60 => {
-                format!("the text {:?}…", text.chars().take(60).collect::<String>())
-            }
-            Value::Scalar { text, .. } => format!("the text {text:?}"),
+            Value::Scalar { text, .. } if text.is_empty() => "an empty text".to_owned(),
+            Value::Scalar { text, .. } if text.trim().is_empty() => "a text of blanks".to_owned(),
+            Value::Scalar { text, .. } => format!("the text {}", shown(text)),
             Value::List(_) => "a list".to_owned(),
             Value::Map(_) => "a group of keys".to_owned(),
         }
+    }
+}
+
+/// A text in quotes, cut where it is too long for a sentence.
+pub(super) fn shown(text: &str) -> String {
+    match text.char_indices().nth(60) {
+        Some((end, _)) => format!("{:?}…", &text[..end]),
+        None => format!("{text:?}"),
     }
 }
 

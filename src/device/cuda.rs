@@ -22,6 +22,7 @@ use super::gpu::backend::Slices;
 use super::gpu::{Backend, Bell, Failure, Free};
 use super::tensorrt::{self, Flavour, Library, Runtime};
 use crate::model::engine::{Capability, Description};
+use crate::model::files::open_regular;
 use crate::model::manifest::{Here, Manifest};
 
 /// A GPU as the driver describes it.
@@ -178,7 +179,7 @@ impl Backend for Cuda {
 
     fn engine(&self, path: &Path) -> Result<Engine, LoadError> {
         let at = |words: String| LoadError(format!("{}: {words}", path.display()));
-        let plan = std::fs::File::open(path).map_err(|error| at(error.to_string()))?;
+        let plan = open_regular(path).map_err(|error| at(error.to_string()))?;
         // SAFETY: the file is read once, now; somebody who changes it meanwhile spoils what its digest would have found.
         let plan = unsafe { memmap2::Mmap::map(&plan) }.map_err(|error| at(error.to_string()))?;
         if let Some(manifest) = Manifest::beside(path)? {
