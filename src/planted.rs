@@ -36,10 +36,14 @@ pub enum Bug {
     TakesPrefixes,
     /// A client that leaves leaves no line in the access log.
     LosesLines,
+    /// Whoever is not finished when the time for draining is up is cut off.
+    LeavesInSilence,
+    /// Bytes that are refused are answered as nobody's.
+    ForgetsWhoAsked,
 }
 
 impl Bug {
-    pub const ALL: [Bug; 15] = [
+    pub const ALL: [Bug; 17] = [
         Bug::SleepsWithoutLooking,
         Bug::RefusesInSilence,
         Bug::DropsInSilence,
@@ -55,6 +59,8 @@ impl Bug {
         Bug::SleepsUnarmed,
         Bug::TakesPrefixes,
         Bug::LosesLines,
+        Bug::LeavesInSilence,
+        Bug::ForgetsWhoAsked,
     ];
 }
 

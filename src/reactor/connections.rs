@@ -575,6 +575,7 @@ impl<N: Network> Reactor<N> {
     pub(super) fn refuse_bytes(&mut self, slot: u32, reject: Reject, now_ns: u64) {
         let connection = &self.connections[slot as usize];
         let gist = connection.http.gist(&connection.input, &self.limits.http);
+        let gist = gist.filter(|_| !planted::is(Bug::ForgetsWhoAsked));
         let bytes_in = connection.input.len();
         let asked = match &gist {
             Some(gist) => self.asked(slot, gist),

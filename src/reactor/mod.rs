@@ -34,6 +34,7 @@ use crate::http;
 use crate::job::{Body, Buffers, Generations, JobKey, Piece, ToReactor, ToWorker};
 use crate::journal::Journal;
 use crate::metrics::{Gauges, Metrics};
+use crate::planted::{self, Bug};
 use crate::ring::{Receiver, Sender};
 use crate::serve::Account;
 
@@ -443,9 +444,10 @@ impl<N: Network> Reactor<N> {
         if now_ns < until_ns {
             return;
         }
-        self.life = Life::Leaving { until_ns: until_ns + self.leave_ns() };
+        // From now on and not from then: a turn that comes late leaves them no less.
+        self.life = Life::Leaving { until_ns: now_ns + self.leave_ns() };
         for slot in 0..self.connections.len() as u32 {
-            if self.connections[slot as usize].open {
+            if self.connections[slot as usize].open && !planted::is(Bug::LeavesInSilence) {
                 self.take_leave(slot, now_ns);
             }
         }

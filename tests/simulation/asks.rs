@@ -447,6 +447,11 @@ impl Answer {
 }
 
 impl Ask {
+    /// Whether its head says its id.
+    fn is_named(&self) -> bool {
+        self.bytes.windows(self.id.len()).any(|bytes| bytes == self.id.as_bytes())
+    }
+
     /// Whether this may be the answer; `is_whole`: the client had sent the request to its end.
     pub fn judge(&self, answer: &Answer, is_whole: bool, excuses: &Excuses) -> Result<(), String> {
         let words = answer.words();
@@ -503,6 +508,10 @@ impl Ask {
             Wanted::System if excused => Ok(()),
             Wanted::System if !matches!(answer.status, 200 | 503) || !echoes => told("200 was due"),
             Wanted::System => Ok(()),
+            // Its head can be read, if not followed.
+            Wanted::Garbage if answer.status == 400 && self.is_named() && !echoes => {
+                told("a refusal without its request's name")
+            }
             Wanted::Garbage if answer.status >= 400 && answer.closes() => Ok(()),
             Wanted::Garbage => told("garbage is served"),
         }

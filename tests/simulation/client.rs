@@ -385,6 +385,24 @@ impl Client {
         }
     }
 
+    /// Reads all that the server has sent it before its end, and says what it has got not even the beginning of an answer to.
+    ///
+    /// # Errors
+    /// What it was sent is not what it may be sent.
+    pub fn hear_out(
+        &mut self,
+        network: &mut SimNetwork,
+        random: &mut Random,
+        now_ns: u64,
+        excuses: &Excuses,
+    ) -> Result<Option<&str>, String> {
+        let is_there = |stage| matches!(stage, Stage::Open | Stage::Ending);
+        while is_there(self.stage) && !self.style.never_reads && network.wires[self.index].is_receivable() {
+            self.receive(network, random, now_ns, excuses)?;
+        }
+        Ok(self.unanswered().filter(|_| self.received.is_empty()))
+    }
+
     /// What it has not been answered although it may insist on it, once its connection is over.
     pub fn unanswered(&self) -> Option<&str> {
         let is_owed = !self.is_rude && !self.told_close;

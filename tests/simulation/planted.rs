@@ -23,6 +23,8 @@ fn signs(bug: Bug) -> &'static [&'static str] {
         Bug::SleepsUnarmed => &["has a result and its thread sleeps"],
         Bug::TakesPrefixes => &["401 was due"],
         Bug::LosesLines => &["lines written and dropped are requests ended"],
+        Bug::LeavesInSilence => &["the server is over and request"],
+        Bug::ForgetsWhoAsked => &["a refusal without its request's name"],
         Bug::ForgetsTheRest => &["waits for an answer and nobody works on it", "nothing will wake anybody"],
     }
 }

@@ -682,6 +682,15 @@ impl World {
         for index in 0..self.drivers.len() {
             self.drain_driver(index);
         }
+        for index in 0..self.clients.len() {
+            let (now_ns, may_drop) = (self.now_ns(), self.may_drop(index));
+            let client = &mut self.clients[index];
+            let left = client.hear_out(self.reactor.network(), &mut self.random, now_ns, &self.excuses);
+            let left = left.unwrap_or_else(|words| panic!("client {index}: {words}"));
+            if let Some(id) = left.filter(|_| !may_drop) {
+                panic!("client {index}: the server is over and request {id} is not answered");
+            }
+        }
         let drain_ms = self.setting.settings.deadlines.drain_ms;
         let drained_ns = self.now_ns() - self.stopped_at_ns.expect("only a stop ends a world");
         if drained_ns >= drain_ms * 1_000_000 {
