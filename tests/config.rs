@@ -1,6 +1,9 @@
 //! The configuration as people meet it: the old server's file, every way to get one wrong with the exact words that come
 //! back, what goes over what, and the reference file against the table that it is printed from.
 
+#[path = "common/command.rs"]
+mod command;
+
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -713,11 +716,7 @@ fn buckets_that_no_engine_could_have_are_refused() {
 }
 
 fn reactrt(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_reactrt"));
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("REACTRT_")) {
-        command.env_remove(name);
-    }
-    command.args(arguments).current_dir(repository()).output().unwrap()
+    command::reactrt().args(arguments).current_dir(repository()).output().unwrap()
 }
 
 #[test]
@@ -768,10 +767,7 @@ fn a_file_without_models_says_how_to_name_one() {
 /// What the program says to these arguments of a shell, which knows `<(…)`.
 fn in_bash(arguments: &str) -> (Option<i32>, String) {
     let script = format!("exec {} {arguments}", env!("CARGO_BIN_EXE_reactrt"));
-    let mut command = Command::new("bash");
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("REACTRT_")) {
-        command.env_remove(name);
-    }
+    let mut command = command::unset(Command::new("bash"));
     let output = command.args(["-c", &script]).current_dir(repository()).output().unwrap();
     (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
 }

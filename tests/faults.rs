@@ -306,7 +306,7 @@ fn a_full_disk_stops_no_request_and_leaves_no_half_file() {
     let model = common::fixture("bert-embedding-mean");
     let output = folder.join("model.onnx");
     std::fs::write(folder.join("filler"), vec![0; 60 << 10]).ok();
-    let converted = Command::new(env!("CARGO_BIN_EXE_reactrt"))
+    let converted = common::command::reactrt()
         .args(["convert", "--task", "embedding", "--model", &model, "--output"])
         .arg(&output)
         .output()

@@ -1,6 +1,9 @@
 //! Rules of the repository that a reader relies on, checked: where `unsafe` is, who may use whom, what the top level holds,
 //! and that the README names the commands that there are.
 
+#[path = "common/command.rs"]
+mod command;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -140,7 +143,7 @@ fn the_top_level_is_the_owners_card() {
 
 #[test]
 fn the_readme_names_every_command_and_no_other() {
-    let output = Command::new(env!("CARGO_BIN_EXE_reactrt")).arg("--help").output().expect("the binary runs");
+    let output = command::reactrt().arg("--help").output().expect("the binary runs");
     let help = String::from_utf8(output.stdout).unwrap();
     let section = help.split("Commands:").nth(1).expect("--help lists commands").split("\n\n").next().unwrap();
     let commands: BTreeSet<&str> =
@@ -162,11 +165,7 @@ fn the_wire_table_has_its_rows_each_under_its_own_name() {
 #[test]
 fn every_configuration_loads() {
     for path in files("configs", "yaml") {
-        let output = Command::new(env!("CARGO_BIN_EXE_reactrt"))
-            .args(["check", &path])
-            .current_dir(root())
-            .output()
-            .expect("the binary runs");
+        let output = command::reactrt().args(["check", &path]).current_dir(root()).output().expect("the binary runs");
         assert!(output.status.success(), "{path}: {}", String::from_utf8_lossy(&output.stderr));
     }
 }

@@ -1,6 +1,7 @@
 //! A whole server inside a test: small models of our own, a simulated or the CPU device, a port of the system's choosing.
 #![allow(dead_code)] // each test uses its own part of this
 
+pub mod command;
 pub mod process;
 
 use std::io::{Read, Write};

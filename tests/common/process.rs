@@ -40,7 +40,7 @@ impl Process {
     pub fn start_under(word: &str, name: &str, more: &str, flags: &[&str]) -> Process {
         let config = configuration(name, more);
         let script = format!("{}exec \"$0\" \"$@\"", if word.is_empty() { String::new() } else { format!("{word}; ") });
-        let mut command = Command::new("sh");
+        let mut command = super::command::unset(Command::new("sh"));
         command.args(["-c", &script, env!("CARGO_BIN_EXE_reactrt"), "serve", "--config"]).arg(config);
         if !flags.contains(&"--port") {
             command.args(["--port", "0"]);
