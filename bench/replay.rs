@@ -69,7 +69,8 @@ fn read_arguments() -> Result<Asked, Failure> {
             "--json" => asked.json = Some(std::fs::File::create(value()?)?),
             // What cargo itself passes to a benchmark.
             "--bench" => {}
-            _ => asked.engines.push(word.into()),
+            // Cargo runs benchmarks in their package's folder; the path is one of the folder above.
+            _ => asked.engines.push(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(word)),
         }
     }
     if asked.engines.is_empty() || asked.lanes.iter().any(|lanes| !(1..=4).contains(lanes)) {

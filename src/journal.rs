@@ -15,7 +15,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -223,9 +223,19 @@ pub fn check(target: &Target) -> Result<(), String> {
     if path.is_file() {
         return open_file(path).map(drop).map_err(|error| unopened(path, &error));
     }
-    match path.symlink_metadata().is_ok() || folder_of(path).is_dir() {
-        true => Ok(()),
-        false => refuse("cannot be opened for writing: there is no such folder"),
+    let found = path.symlink_metadata();
+    match found {
+        // A link's target is where the file would be made.
+        Ok(found) if found.is_symlink() && !path.exists() => match path.read_link() {
+            Ok(to) if folder_of(&folder_of(path).join(&to)).is_dir() => Ok(()),
+            Ok(_) => refuse("cannot be opened for writing: it is a link into a folder that is not there"),
+            Err(error) => Err(unopened(path, &error)),
+        },
+        Ok(_) if path.metadata().is_ok_and(|found| found.file_type().is_socket()) => refuse("is a socket"),
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(unopened(path, &error)),
+        Err(_) if folder_of(path).is_dir() => Ok(()),
+        Err(_) => refuse("cannot be opened for writing: there is no such folder"),
     }
 }
 
@@ -541,6 +551,18 @@ mod tests {
         std::fs::write(folder.join("log"), "a line\n").unwrap();
         assert_eq!(of(folder.join("log")), Ok(()));
         assert_eq!(std::fs::read_to_string(folder.join("log")).unwrap(), "a line\n");
+        let link = |to: &str| {
+            let path = folder.join(to.replace('/', "-"));
+            std::os::unix::fs::symlink(to, &path).unwrap();
+            of(path)
+        };
+        assert_eq!(link("new"), Ok(()));
+        assert!(link("none/new").unwrap_err().contains("a link into a folder that is not there"));
+        assert!(
+            of(folder.join("x".repeat(300))).unwrap_err().contains("cannot be opened for writing: File name too long")
+        );
+        let _socket = std::os::unix::net::UnixListener::bind(folder.join("socket")).unwrap();
+        assert!(of(folder.join("socket")).unwrap_err().contains("is a socket"));
         assert_eq!((check(&Target::StandardOutput), of("log".into())), (Ok(()), Ok(())));
         std::fs::remove_dir_all(folder).unwrap();
     }

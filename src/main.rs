@@ -149,8 +149,8 @@ struct Build {
     /// A folder, a tokenizer.json, or a name on the hub, where the tokenizer is not in the model's folder
     #[arg(long, alias = "tokenizer_path", alias = "tokenizer-path", value_name = "PATH|NAME")]
     tokenizer: Option<String>,
-    /// Shapes to build for, one profile each: rows x tokens, packed with the number of texts after a colon [default: up to
-    /// ten, made from the model's length]
+    /// Shapes to build for, one profile each: rows x tokens, packed with the number of texts after a colon [default: a ladder
+    /// made from the model's length, twelve for 512 tokens]
     #[arg(
         long, value_name = "8x128,8x256:64,…", value_delimiter = ',',
         conflicts_with_all = ["min_shapes", "opt_shapes", "max_shapes"]
@@ -315,7 +315,7 @@ enum Failure {
 }
 
 fn main() -> ExitCode {
-    let line = CommandLine::parse();
+    let line = CommandLine::try_parse().unwrap_or_else(|error| refuse_line(&error));
     let outcome = match line.command.unwrap_or(Command::Serve(line.serve)) {
         Command::Serve(arguments) => run_serve(arguments),
         Command::Demo(arguments) => run_demo(arguments),
@@ -331,6 +331,35 @@ fn main() -> ExitCode {
     };
     complain(&format!("error: {}", message.replace('\n', "\n       ")));
     ExitCode::from(code)
+}
+
+/// Ends the process as clap would, but shows no word that may be a key: with a blank behind a comma, the second key of
+/// `--api-keys a, b` is a word of its own.
+fn refuse_line(error: &clap::Error) -> ! {
+    let key = Key::find("server.api_keys").expect("a key of the table");
+    let flags = [key.flag(), key.flag_with_section()].map(|flag| format!("--{flag}"));
+    let mut secrets = Vec::new();
+    let mut follows = false;
+    for word in std::env::args().skip(1) {
+        let (flag, value) = word.split_once('=').map_or((word.as_str(), None), |(flag, value)| (flag, Some(value)));
+        if flags.iter().any(|known| known == flag) {
+            follows = true;
+            secrets.extend(value.map(str::to_owned));
+        } else if word.starts_with('-') {
+            follows = false;
+        } else if follows {
+            secrets.push(word);
+        }
+    }
+    if secrets.is_empty() || !error.use_stderr() {
+        error.exit();
+    }
+    let mut said = error.render().to_string();
+    for secret in secrets.iter().filter(|secret| !secret.is_empty()) {
+        said = said.replace(secret.as_str(), "…");
+    }
+    eprint!("{said}\nWhat follows --{} is one word and not shown: a,b\n", key.flag());
+    std::process::exit(2)
 }
 
 /// Writes to the output. A reader who has gone away has seen enough.
@@ -372,15 +401,28 @@ fn load(file: &Path, flags: SettingFlags) -> Result<Settings, Failure> {
 }
 
 fn run_serve(arguments: Serve) -> Result<(), Failure> {
-    let settings = load(&arguments.config, arguments.settings)?;
-    if settings.models.is_empty() {
-        let file = arguments.config.display();
-        let message = format!(
-            "{file}: there is no model in it\nIts first lines show how to name one; `reactrt demo` needs none."
-        );
-        return Err(Failure::Usage(message));
-    }
+    let mut settings = load(&arguments.config, arguments.settings)?;
+    examine(&arguments.config, &mut settings)?;
     serve::run(settings, |_| {}).map_err(failed)
+}
+
+/// All that is wrong with sound settings as far as this machine's files tell. The file of keys is read here, and only here: it
+/// may be a pipe.
+fn examine(file: &Path, settings: &mut Settings) -> Result<(), Failure> {
+    let mut problems: Vec<String> = settings.models.iter().filter_map(|model| problem(settings, model)).collect();
+    if settings.models.is_empty() {
+        let file = file.display();
+        problems.push(format!(
+            "{file}: there is no model in it\n`reactrt check --defaults` shows how to name one; `reactrt demo` needs none."
+        ));
+    }
+    problems.extend(serve::check_devices(settings).err().map(|error| error.to_string()));
+    problems.extend(settings.server.access_log.as_ref().and_then(|target| journal::check(target).err()));
+    match serve::api_keys(settings) {
+        Ok(keys) => (settings.server.api_keys, settings.server.api_keys_file) = (keys, None),
+        Err(words) => problems.push(words),
+    }
+    if problems.is_empty() { Ok(()) } else { Err(Failure::Usage(problems.join("\n"))) }
 }
 
 fn run_demo(arguments: Demo) -> Result<(), Failure> {
@@ -408,7 +450,7 @@ fn run_convert(arguments: &Convert) -> Result<(), Failure> {
     };
     let task = match arguments.task {
         Some(task) => task.into(),
-        None => folder::task(&folder).map_err(failed)?,
+        None => folder::task(&folder).map_err(|error| failed(format!("{error}; give --task")))?,
     };
     let mut options = convert::Options::new(task, folder, arguments.output.clone());
     options.tokenizer = tokenizer;
@@ -480,7 +522,7 @@ fn build_origin(arguments: &Build) -> Result<build::Origin, Failure> {
     let folder = resolve(model, Wanted::Model)?;
     let task = match asked.task {
         Some(task) => task.into(),
-        None => folder::task(&folder).map_err(failed)?,
+        None => folder::task(&folder).map_err(|error| failed(format!("{error}; give --task")))?,
     };
     Ok(build::Origin::Folder {
         folder,
@@ -573,12 +615,7 @@ fn run_check(arguments: Check) -> Result<(), Failure> {
         return say(&config::reference());
     }
     let settings = load(&arguments.file, arguments.settings)?;
-    let mut problems: Vec<String> = settings.models.iter().filter_map(|model| problem(&settings, model)).collect();
-    problems.extend(serve::api_keys(&settings).err());
-    problems.extend(settings.server.access_log.as_ref().and_then(|target| journal::check(target).err()));
-    if !problems.is_empty() {
-        return Err(Failure::Usage(problems.join("\n")));
-    }
+    examine(&arguments.file, &mut settings.clone())?;
     say(&summary(&arguments.file, &settings))
 }
 
@@ -607,9 +644,6 @@ fn summary(file: &Path, settings: &Settings) -> String {
             megabytes(settings.memory_bytes_max(settings.piece_bounds(), config::WIDTH_ASSUMED))
         ),
     ];
-    if settings.models.is_empty() {
-        lines.push("models      none, so that there is nothing to serve".to_owned());
-    }
     for model in &settings.models {
         lines.push(format!("{:<11} {}: {}", model.task.name(), model.name, whereabouts(model)));
     }

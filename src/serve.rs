@@ -21,7 +21,7 @@ use std::time::Duration;
 use crate::api::gate::{Keys, Origins};
 use crate::api::{Catalog, Entry};
 use crate::clock::Clock;
-use crate::config::{ApiKeys, Settings};
+use crate::config::{ApiKeys, DeviceName, Devices, Settings};
 use crate::device::driver::{Driver, Ports};
 use crate::device::gpu::GpuCounters;
 use crate::http;
@@ -128,12 +128,17 @@ impl Stopper {
 /// `announce` is called once, when the first request can be answered, with the address.
 pub fn run(settings: Settings, announce: impl FnOnce(SocketAddr)) -> Result<(), Error> {
     log::set_level(settings.server.log_level);
-    let drain_ms = settings.deadlines.drain_ms;
+    let (drain_ms, access_log) = (settings.deadlines.drain_ms, settings.server.access_log.clone());
     let server = Server::start(settings)?;
     signals::watch(server.stopper(), drain_ms)?;
     announce(server.address());
+    let listening = format!("listening on http://{}", server.address());
     // It serves, whether or not anybody reads this.
-    let _ = writeln!(io::stdout(), "listening on http://{}", server.address());
+    let _ = match access_log {
+        // The output is lines of JSON, and nothing else.
+        Some(journal::Target::StandardOutput) => writeln!(io::stderr(), "{listening}"),
+        Some(journal::Target::File(_)) | None => writeln!(io::stdout(), "{listening}"),
+    };
     let gave_up = Arc::clone(&server.stopper.gave_up);
     let account = server.join()?;
     if gave_up.load(Ordering::Relaxed) {
@@ -152,6 +157,18 @@ pub fn run(settings: Settings, announce: impl FnOnce(SocketAddr)) -> Result<(), 
 pub fn api_keys(settings: &Settings) -> Result<ApiKeys, String> {
     let keys = &settings.server.api_keys;
     settings.server.api_keys_file.as_ref().map_or_else(|| Ok(keys.clone()), |path| keys.with_file(path))
+}
+
+/// Whether this binary can use the devices that the settings name, as far as no device has to be asked.
+///
+/// # Errors
+/// Which it cannot, and what would help.
+pub fn check_devices(settings: &Settings) -> Result<(), Error> {
+    let Devices::List(names) = &settings.devices else { return Ok(()) };
+    names.iter().try_for_each(|name| match name {
+        DeviceName::Cuda(index) => gpu::check(*index),
+        DeviceName::Cpu | DeviceName::Sim => Ok(()),
+    })
 }
 
 impl Server {

@@ -226,6 +226,7 @@ fn write_digests(first: &Point, other: &Point, rounds: usize, out: &mut dyn Writ
 fn compare_samples(first: &Group, other: &Group, out: &mut dyn Write) -> io::Result<bool> {
     let (first, other) = (samples(first), samples(other));
     if first.is_empty() || other.is_empty() {
+        writeln!(out, "  vectors: not compared, as both must be run with --keep-samples")?;
         return Ok(false);
     }
     let by_text: HashMap<&str, &[f32]> =

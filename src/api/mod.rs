@@ -66,10 +66,14 @@ pub enum Family {
     OpenAi,
 }
 
+/// What OpenAI's clients ask for whose base URL does not end in `/v1`.
+const WITHOUT_V1: [&[u8]; 3] = [b"/embeddings", b"/chat/completions", b"/completions"];
+
 impl Family {
     /// The family whose client asks for `path`, known even where the route is not.
     pub fn of(path: &[u8]) -> Family {
-        if path == b"/v1" || path.starts_with(b"/v1/") { Family::OpenAi } else { Family::Native }
+        let is_openai = path == b"/v1" || path.starts_with(b"/v1/") || WITHOUT_V1.contains(&path);
+        if is_openai { Family::OpenAi } else { Family::Native }
     }
 }
 
@@ -230,6 +234,7 @@ pub fn route(method: &[u8], path: &[u8], catalog: &Catalog) -> Result<Route, Rej
         b"/health" | b"/health/ready" => get(Route::Ready),
         b"/health/live" => get(Route::Live),
         b"/metrics" => get(Route::Metrics),
+        _ if WITHOUT_V1.contains(&path) => Err(Reject::PathWithoutV1 { path: decoded_words(path) }),
         _ => match path.strip_prefix(b"/infer/") {
             None | Some(b"") => Err(Reject::UnknownPath { path: decoded_words(path) }),
             Some(_) if method != b"POST" => Err(Reject::MethodNotAllowed { allow: Allow::Post }),

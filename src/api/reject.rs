@@ -373,6 +373,10 @@ pub enum Reject {
     UnknownModel {
         name: Words,
     },
+    /// An OpenAI client's, whose base URL lacks its end.
+    PathWithoutV1 {
+        path: Words,
+    },
     UnknownPath {
         path: Words,
     },
@@ -416,6 +420,8 @@ pub enum Reject {
     Framing {
         status: u16,
         message: &'static str,
+        /// What is allowed, where that is a number: so many of these at most.
+        max: Option<(u64, &'static str)>,
     },
     Deadline,
 
@@ -640,6 +646,12 @@ impl Reject {
                 Row::request(404).code("model_not_found"),
                 format_args!("model {name} not found; GET /models lists those that are served"),
             ),
+            Reject::PathWithoutV1 { path } => see(
+                Row::request(404),
+                format_args!(
+                    "no route {path}; the base URL of an OpenAI client ends in /v1 here, where there is /v1/embeddings"
+                ),
+            ),
             Reject::UnknownPath { path } => see(
                 Row::request(404),
                 format_args!(
@@ -688,7 +700,10 @@ impl Reject {
                     if base64_fits { ", or ask for encoding_format base64, which is smaller" } else { "" }
                 ),
             ),
-            Reject::Framing { status, message } => see(Row::request(status).close(), format_args!("{message}")),
+            Reject::Framing { status, message, max } => match max {
+                Some((max, unit)) => see(Row::request(status).close(), format_args!("{message}: at most {max} {unit}")),
+                None => see(Row::request(status).close(), format_args!("{message}")),
+            },
             Reject::Deadline => see(Row::request(408).close(), format_args!("the request took too long to arrive")),
             Reject::Expired { timeout_ms } => see(
                 Row::server(504).code("timeout"),

@@ -1137,6 +1137,7 @@ fn every_reject() -> Vec<Reject> {
         Reject::QueryMissing { name },
         Reject::QueryUnwanted { name },
         Reject::UnknownModel { name },
+        Reject::PathWithoutV1 { path: name },
         Reject::UnknownPath { path: name },
         Reject::MethodNotAllowed { allow: Allow::Get },
         Reject::Unauthorized { given: false },
@@ -1148,7 +1149,11 @@ fn every_reject() -> Vec<Reject> {
         Reject::TooManyValues { max },
         Reject::BodyTooLarge { max },
         Reject::AnswerTooLarge { bytes, max, base64_fits: true },
-        Reject::Framing { status: 431, message: "the head is larger than the server takes" },
+        Reject::Framing {
+            status: 431,
+            message: "the head is larger than the server takes",
+            max: Some((u64::MAX, "bytes (limits.head_bytes_max)")),
+        },
         Reject::Deadline,
         Reject::QueueFull,
         Reject::NoBuffers,
@@ -1203,7 +1208,7 @@ fn what_a_connection_does_after_a_refusal() {
     assert_eq!(of(Reject::Deadline), (408, true, None));
     assert_eq!(of(Reject::BodyTooLarge { max: 1 }), (413, true, None));
     assert_eq!(of(Reject::TooManyValues { max: 1 }), (413, false, None));
-    assert_eq!(of(Reject::Framing { status: 431, message: "" }), (431, true, None));
+    assert_eq!(of(Reject::Framing { status: 431, message: "", max: None }), (431, true, None));
     assert_eq!(of(Reject::UnknownPath { path: Words::new(b"/") }), (404, false, None));
     assert_eq!(of(Reject::Unauthorized { given: true }), (401, false, None));
     assert_eq!(of(Reject::NotJson { found: Words::new(b"text/html") }), (415, false, None));

@@ -37,7 +37,10 @@ pub(super) fn host(text: &str) -> Result<String, String> {
     // As in browsers: what ends in a number is an address. The short forms of old (127.1) mean different things to different
     // readers.
     let last = bare.trim_end_matches('.').rsplit('.').next().unwrap_or_default();
-    if !last.is_empty() && last.bytes().all(|byte| byte.is_ascii_digit()) {
+    let hexadecimal = last.strip_prefix("0x").or(last.strip_prefix("0X"));
+    let is_number = !last.is_empty() && last.bytes().all(|byte| byte.is_ascii_digit())
+        || hexadecimal.is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    if is_number {
         return match bare.parse::<Ipv4Addr>() {
             Ok(_) => Ok(bare.to_owned()),
             Err(_) => refuse("is no IPv4 address, which has four numbers from 0 to 255 without leading zeros"),
@@ -162,6 +165,8 @@ mod tests {
             ("*", "write 0.0.0.0"),
             ("http://0.0.0.0", "is a URL"),
             ("256.1.1.1", "no IPv4 address"),
+            ("0x7f000001", "no IPv4 address"),
+            ("127.0x1", "no IPv4 address"),
             ("127.1", "no IPv4 address"),
             ("127.0.0.01", "no IPv4 address"),
             ("0", "no IPv4 address"),

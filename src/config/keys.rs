@@ -26,6 +26,16 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct ApiKeys(Vec<String>);
 
+/// Why a text cannot be a key, without showing it.
+fn fault(key: &str) -> Option<String> {
+    if key.is_empty() || key.len() > KEY_BYTES_MAX {
+        return Some(format!("has {} bytes, it may have 1 to {KEY_BYTES_MAX}", key.len()));
+    }
+    let is_visible = key.bytes().all(|byte| byte.is_ascii_graphic());
+    (!is_visible)
+        .then(|| "has a blank, a control character or a letter beyond ASCII, which no header field carries".to_owned())
+}
+
 impl fmt::Debug for ApiKeys {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{} keys", self.0.len())
@@ -41,13 +51,8 @@ impl ApiKeys {
         }
         for (index, key) in keys.iter().enumerate() {
             let place = index + 1;
-            if key.is_empty() || key.len() > KEY_BYTES_MAX {
-                return Err(format!("key {place} has {} bytes, it may have 1 to {KEY_BYTES_MAX}", key.len()));
-            }
-            if !key.bytes().all(|byte| byte.is_ascii_graphic()) {
-                return Err(format!(
-                    "key {place} has a blank, a control character or a letter beyond ASCII, which no header field carries"
-                ));
+            if let Some(words) = fault(key) {
+                return Err(format!("key {place} {words}"));
             }
         }
         Ok(ApiKeys(keys))
@@ -70,8 +75,15 @@ impl ApiKeys {
             log::warn(format_args!("{place} can be read by everybody on this machine: chmod 600 keeps it"));
         }
         let text = String::from_utf8(bytes).map_err(|_| format!("{place} is not UTF-8 text"))?;
-        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-        let found: Vec<String> = lines.map(str::to_owned).collect();
+        let lines = (1..).zip(text.lines().map(str::trim));
+        let mut found = Vec::new();
+        for (number, line) in lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')) {
+            let fault = fault(line);
+            if let Some(words) = fault {
+                return Err(format!("{place}:{number}: the key {words}; comments stand on lines of their own"));
+            }
+            found.push(line.to_owned());
+        }
         if found.is_empty() {
             return Err(format!("{place} has no key in it: each stands on a line of its own"));
         }
@@ -135,7 +147,7 @@ mod tests {
         assert_eq!(read("# mine\n  one \r\n\ntwo\n").unwrap().list(), ["own", "one", "two"]);
         assert!(read("# nobody's\n").unwrap_err().contains("no key in it"));
         let error = read("good\nsecret words\n").unwrap_err();
-        assert!(error.contains("key 3 has a blank") && !error.contains("secret"), "{error}");
+        assert!(error.contains("keys:2: the key has a blank") && !error.contains("secret"), "{error}");
         let edge = format!("#{}\nlong-key\n", "-".repeat(FILE_BYTES_MAX as usize - 6));
         let error = read(&edge).unwrap_err();
         assert!(error.contains("has more than 1048576 bytes") && !error.contains("long"), "{error}");

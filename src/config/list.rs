@@ -42,7 +42,7 @@ fn of_node(index: usize, node: &Node, what: &str) -> Result<Item, String> {
     }
 }
 
-const UNBALANCED: &str = "a bracket or a quote is missing; write a, b or [a, b], and a text with single ones in quotes";
+const UNBALANCED: &str = "a bracket or a quote is missing, or a backslash stands in double quotes; write a, b or [a, b], a text with single brackets in quotes, and one with a backslash in single quotes";
 
 /// The items of `a, b` or `[a, b]`.
 fn split(text: &str) -> Result<Vec<Item>, String> {
@@ -65,6 +65,10 @@ fn split(text: &str) -> Result<Vec<Item>, String> {
 fn first(text: &str) -> Option<(Item, Option<&str>)> {
     if let Some(quote) = text.chars().next().filter(|letter| matches!(letter, '"' | '\'')) {
         let (quoted, behind) = text[1..].split_once(quote)?;
+        // To YAML and JSON the beginning of another letter.
+        if quote == '"' && quoted.contains('\\') {
+            return None;
+        }
         let item = Item { text: quoted.to_owned(), plain: false };
         let behind = behind.trim_start();
         return match behind.is_empty() {
@@ -102,13 +106,14 @@ mod tests {
 
     #[test]
     fn a_text_stands_for_a_list() {
-        let right: [(&str, &[&str]); 11] = [
+        let right: [(&str, &[&str]); 12] = [
             ("", &[]),
             ("[]", &[]),
             (" [ ] ", &[]),
             ("a", &["a"]),
             ("a, b ,c", &["a", "b", "c"]),
             (" [a, b] ", &["a", "b"]),
+            (r"a\b, 'c\d'", &[r"a\b", r"c\d"]),
             ("'a, b', \"c\" , d", &["a, b", "c", "d"]),
             ("[\"a\"]", &["a"]),
             ("http://[::1]:80,http://[::1]", &["http://[::1]:80", "http://[::1]"]),
@@ -122,8 +127,23 @@ mod tests {
 
     #[test]
     fn half_a_pair_is_refused_without_showing_what_is_in_it() {
-        let wrong =
-            ["[a, b", "a, b]", "[", "]", "[a]b", "[a], [b]", "[[a]]", "a]b[c", "\"a, b", "a\", b", "'a' b", "'", "a'"];
+        let wrong = [
+            "[a, b",
+            "a, b]",
+            "[",
+            "]",
+            "[a]b",
+            "[a], [b]",
+            "[[a]]",
+            "a]b[c",
+            "\"a, b",
+            "a\", b",
+            "\"a\\u003cb\"",
+            "[\"c\\\\d\"]",
+            "'a' b",
+            "'",
+            "a'",
+        ];
         for text in wrong {
             assert_eq!(texts(text), Err(UNBALANCED.to_owned()), "{text}");
         }

@@ -143,7 +143,14 @@ impl<'a> Reader<'a> {
                 Some(key) => self.apply(key, &Node::bare(value), Origin::Variable(name.clone())),
                 None => {
                     let names = TABLE.iter().filter(|key| key.stands_for.is_none()).map(Key::variable);
-                    let message = format!("unknown variable{}", did_you_mean(name, names));
+                    // Without its section, as the flag may be written.
+                    let short =
+                        TABLE.iter().find(|key| name.strip_prefix("REACTRT_") == Some(&key.name().to_uppercase()));
+                    let near = short.map_or_else(
+                        || did_you_mean(name, names),
+                        |key| format!("; did you mean {:?}?", key.variable()),
+                    );
+                    let message = format!("unknown variable{near}");
                     self.problem(Origin::Variable(name.clone()), message);
                 }
             }

@@ -779,7 +779,12 @@ impl Codec<Vec<String>> for OriginList {
             // As good as no key.
             Value::Scalar { .. } if node.is_nothing() => Ok(Vec::new()),
             Value::Scalar { .. } | Value::List(_) => {
-                list::items(node, "origin")?.iter().map(|item| address::origin(&item.text)).collect()
+                let read = list::items(node, "origin")?.into_iter().map(|item| address::origin(&item.text));
+                let (origins, faults): (Vec<_>, Vec<_>) = read.partition(Result::is_ok);
+                match faults.is_empty() {
+                    true => Ok(origins.into_iter().flatten().collect()),
+                    false => Err(faults.into_iter().filter_map(Result::err).collect::<Vec<_>>().join("; ")),
+                }
             }
         }
     }

@@ -222,7 +222,10 @@ impl Connection {
         match self.state {
             State::AwaitingHead(HeadScan { start, line, scanned, blank_lines }) => {
                 assert!(start <= line && line <= scanned && scanned <= filled, "{:?}, {filled} filled", self.state);
-                assert_eq!(start, usize::from(blank_lines) * 2, "only blank lines precede the request line");
+                assert!(
+                    start % 2 == 0 && start <= usize::from(blank_lines) * 2,
+                    "only blank lines precede a request line"
+                );
                 assert!(blank_lines <= BLANK_LINES_MAX);
             }
             State::AwaitingContinue { head, body_start } => {
@@ -245,7 +248,7 @@ impl Connection {
     /// and where none is at hand or it was handed out.
     pub fn gist(&self, filled: &[u8], limits: &Limits) -> Option<Gist> {
         match self.state {
-            State::AwaitingHead(scan) => request::gist_of_line(filled, scan.start, scan.scanned, limits),
+            State::AwaitingHead(scan) => request::gist_of(filled, scan.start, scan.scanned, limits),
             State::AwaitingContinue { head, .. } | State::Sized { head, .. } | State::Chunked { head, .. } => {
                 Some(head.gist())
             }
@@ -256,10 +259,15 @@ impl Connection {
 
     fn read_head(&mut self, mut scan: HeadScan, filled: &[u8], limits: &Limits) -> Result<Step, Refused> {
         let end = scan.find_end(filled, limits).map_err(|refusal| {
-            let gist = request::gist_of_line(filled, scan.start, scan.scanned, limits);
+            let gist = request::gist_of(filled, scan.start, scan.scanned, limits);
             Refused { refusal, gist }
         })?;
         let Some(end) = end else {
+            if scan.start == scan.scanned {
+                // Blank lines alone are no beginning of a request: they are forgotten, but for their number.
+                self.enter(State::AwaitingHead(HeadScan { blank_lines: scan.blank_lines, ..HeadScan::new() }));
+                return Ok(Step::NeedMore { filled: 0, buffer_bytes: 1 });
+            }
             self.enter(State::AwaitingHead(scan));
             return Ok(Step::NeedMore { filled: filled.len(), buffer_bytes: filled.len() + 1 });
         };
@@ -326,7 +334,9 @@ impl State {
     fn may_become(&self, next: &State) -> bool {
         use State::*;
         match (self, next) {
-            (AwaitingHead(old), AwaitingHead(new)) => old.scanned <= new.scanned,
+            (AwaitingHead(old), AwaitingHead(new)) => {
+                old.scanned <= new.scanned || old.blank_lines < new.blank_lines && new.scanned == 0
+            }
             (AwaitingHead(_), AwaitingContinue { .. } | Sized { .. } | Chunked { .. } | InFlight { .. }) => true,
             (AwaitingContinue { .. }, Sized { .. } | Chunked { .. }) => true,
             (Sized { .. }, InFlight { .. }) => true,
@@ -349,7 +359,9 @@ impl HeadScan {
 
     /// Looks for the blank line that ends the head, among the bytes not seen before. Returns the offset behind it.
     fn find_end(&mut self, filled: &[u8], limits: &Limits) -> Result<Option<usize>, Refusal> {
-        let window = &filled[..filled.len().min(limits.head_bytes_max)];
+        // Blank lines count, those too that are not in the buffer any more.
+        let max = limits.head_bytes_max - (2 * usize::from(self.blank_lines) - self.start);
+        let window = &filled[..filled.len().min(max)];
         loop {
             let in_first_line = self.line == self.start;
             if in_first_line {
@@ -359,7 +371,7 @@ impl HeadScan {
             let Some(at) = memchr(b'\n', unseen) else {
                 work::add(unseen.len());
                 self.scanned = window.len();
-                if filled.len() < limits.head_bytes_max {
+                if filled.len() < max {
                     return Ok(None);
                 }
                 return Err(if in_first_line { Refusal::TargetTooLong } else { Refusal::HeadTooLarge });

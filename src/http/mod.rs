@@ -24,7 +24,9 @@ mod response;
 mod tests;
 
 pub use connection::{Connection, Finished, Phase, Step};
-pub use request::{Gist, Head, Method, REQUEST_ID_BYTES_MAX, Request, SegmentError, Span, Version, decode_segment};
+pub use request::{
+    Gist, Head, Method, REQUEST_ID_BYTES_MAX, Request, SegmentError, Span, Version, decode_segment, gist,
+};
 pub use response::{CONTINUE, HEAD_BYTES_FIXED, Persistence, ResponseHead, reason};
 
 /// What a client may make us hold. Bytes, unless named otherwise.
@@ -168,7 +170,10 @@ impl Refusal {
             HeaderNameInvalid => (400, "a header field's name is not a token followed by a colon"),
             HeaderValueInvalid => (400, "a header field's value holds a control character"),
             HeaderFolded => (400, "a header field is folded over several lines"),
-            HeaderRepeated => (400, "a header field that has one value is repeated"),
+            HeaderRepeated => (
+                400,
+                "a header field that has one value is repeated: Authorization, Content-Type, Origin, X-API-Key or X-Request-Timeout-Ms",
+            ),
             HostMissing => (400, "HTTP/1.1 needs a Host header field"),
             HostRepeated => (400, "the Host header field is repeated"),
             HostInvalid => (400, "the Host header field is not a host with an optional port"),

@@ -116,7 +116,7 @@ pub struct Gist {
     /// The method and the target as they were sent; the target is empty if it has not come to its end.
     pub method_name: Span,
     pub target: Span,
-    /// As in [`Head`]; empty where the target is none.
+    /// As in [`Head`], or the beginning of what would be one; empty where the target does not begin as a path.
     pub path: Span,
     pub request_id: Option<Span>,
     pub origin: Option<Span>,
@@ -149,7 +149,7 @@ pub(super) fn parse(bytes: &[u8], start: usize, end: usize, limits: &Limits) -> 
     let mut fields = [const { MaybeUninit::uninit() }; HEADERS_MAX];
     let mut request = httparse::Request::new(&mut []);
     let outcome = request.parse_with_uninit_headers(head, &mut fields[..limits.headers_max.min(HEADERS_MAX)]);
-    let torn = |refusal| Refused { refusal, gist: gist_of_line(bytes, start, end, limits) };
+    let torn = |refusal| Refused { refusal, gist: gist_of(bytes, start, end, limits) };
     let (method_name, target, minor) = match (outcome, request.method, request.path, request.version) {
         // The caller found the same end by its own rules; a different one is a contradiction.
         (Ok(httparse::Status::Complete(length)), Some(method), Some(target), Some(minor)) if length == head.len() => {
@@ -190,24 +190,65 @@ pub(super) fn parse(bytes: &[u8], start: usize, end: usize, limits: &Limits) -> 
     })
 }
 
-/// What the first line among `bytes[start..end]` tells, however much of it has come; `None` before there is a method. Off the
-/// fast path.
-pub(super) fn gist_of_line(bytes: &[u8], start: usize, end: usize, limits: &Limits) -> Option<Gist> {
-    let mut request = httparse::Request::new(&mut []);
-    // Without room for a single field it ends behind the line; how, does not matter.
-    let _ = request.parse(&bytes[start..end]);
-    let method_name = request.method?;
-    let method = Method::named(method_name);
+/// What these bytes tell of the request that they begin; see [`Connection::gist`](super::Connection::gist).
+pub fn gist(bytes: &[u8], limits: &Limits) -> Option<Gist> {
+    let start = bytes.iter().take_while(|&&byte| byte == b'\r' || byte == b'\n').count();
+    gist_of(bytes, start, bytes.len(), limits)
+}
+
+/// What the lines among `bytes[start..end]` tell, however much of them has come and whatever is wrong with them; `None` before
+/// there is a method. Off the fast path.
+pub(super) fn gist_of(bytes: &[u8], start: usize, end: usize, limits: &Limits) -> Option<Gist> {
     let nothing = Span::new(start..start);
-    let target = request.path.map_or(nothing, |target| span_in(bytes, target.as_bytes()));
-    let split = if target.length == 0 { None } else { split_target(target, bytes, method, limits).ok() };
+    let (line, is_whole, mut rest) = match memchr(b'\n', &bytes[start..end]) {
+        Some(length) => (start..start + length, true, start + length + 1),
+        None => (start..end, false, end),
+    };
+    let line = if bytes[line.clone()].ends_with(b"\r") { line.start..line.end - 1 } else { line };
+    let name_end = line.start + memchr(b' ', &bytes[line.clone()])?;
+    let name = std::str::from_utf8(&bytes[line.start..name_end]).ok()?;
+    if name.is_empty() || !name.bytes().all(is_token_byte) {
+        return None;
+    }
+    let method = Method::named(name);
+    let from = name_end + 1;
+    let (sent, is_target) = match memchr(b' ', &bytes[from..line.end]) {
+        Some(length) => (from..from + length, true),
+        None => (from..line.end, is_whole),
+    };
+    let target = Span::new(sent.clone());
+    let split = if sent.is_empty() { None } else { split_target(target, bytes, method, limits).ok() };
+    let path = split.map_or_else(
+        || {
+            // Of a target that has not come to its end, or is none, what stands where the path would.
+            let text = target.of(bytes);
+            let length =
+                text.iter().take_while(|&&byte| byte.is_ascii_graphic() && byte != b'?' && byte != b'#').count();
+            if text.starts_with(b"/") { Span::new(sent.start..sent.start + length) } else { nothing }
+        },
+        |(path, _)| path,
+    );
+    let mut fields = Fields::default();
+    while let Some(length) = memchr(b'\n', &bytes[rest..end]) {
+        let line = &bytes[rest..rest + length];
+        rest += length + 1;
+        if line.trim_ascii().is_empty() {
+            break;
+        }
+        let Some(colon) = memchr(b':', line) else { continue };
+        let (name, value) = (&line[..colon], line[colon + 1..].trim_ascii());
+        if name.eq_ignore_ascii_case(b"x-request-id") || name.eq_ignore_ascii_case(b"origin") {
+            // Whether it is repeated is no matter here.
+            let _ = fields.add(name, value, bytes);
+        }
+    }
     Some(Gist {
         method,
-        method_name: span_in(bytes, method_name.as_bytes()),
-        target,
-        path: split.map_or(nothing, |(path, _)| path),
-        request_id: None,
-        origin: None,
+        method_name: Span::new(line.start..name_end),
+        target: if is_target { target } else { nothing },
+        path,
+        request_id: fields.request_id,
+        origin: fields.origin,
     })
 }
 
@@ -219,7 +260,11 @@ fn explain(error: httparse::Error, head: &[u8], method: Option<&str>, target: Op
     }
     match error {
         httparse::Error::Token if method.is_none() => Refusal::MethodInvalid,
-        httparse::Error::Token => Refusal::TargetInvalid,
+        httparse::Error::Token => {
+            let line = &head[..memchr(b'\r', head).unwrap_or(head.len())];
+            let has_three_parts = memchr::memchr_iter(b' ', line).count() == 2;
+            if has_three_parts { Refusal::TargetInvalid } else { Refusal::RequestLineInvalid }
+        }
         httparse::Error::Version => {
             let line = &head[..memchr(b'\r', head).unwrap_or(head.len())];
             let said = method.zip(target).and_then(|(method, target)| line.get(method.len() + target.len() + 2..));

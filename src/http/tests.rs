@@ -80,11 +80,11 @@ const TABLE: &[(&[u8], &str)] = &[
     (b"GET /a#b HTTP/1.1\r\nHost: h\r\n\r\n", "400 TargetInvalid"),
     (b"GET /\xc3\xa9 HTTP/1.1\r\nHost: h\r\n\r\n", "400 TargetInvalid"),
     (b"GET /\x7f HTTP/1.1\r\nHost: h\r\n\r\n", "400 TargetInvalid"),
-    (b"GET  / HTTP/1.1\r\nHost: h\r\n\r\n", "400 TargetInvalid"),
+    (b"GET  / HTTP/1.1\r\nHost: h\r\n\r\n", "400 RequestLineInvalid"),
     (b"GET\t/ HTTP/1.1\r\nHost: h\r\n\r\n", "400 MethodInvalid"),
     (b" GET / HTTP/1.1\r\nHost: h\r\n\r\n", "400 MethodInvalid"),
     (b"G(T / HTTP/1.1\r\nHost: h\r\n\r\n", "400 MethodInvalid"),
-    (b"GET /\r\n\r\n", "400 TargetInvalid"),
+    (b"GET /\r\n\r\n", "400 RequestLineInvalid"),
     (b"GET\r\n\r\n", "400 MethodInvalid"),
     (b"GET /  HTTP/1.1\r\nHost: h\r\n\r\n", "400 RequestLineInvalid"),
     (b"GET / HTTP/1.1 \r\nHost: h\r\n\r\n", "400 RequestLineInvalid"),
@@ -657,8 +657,10 @@ fn the_reference_agrees_on_mutations() {
 fn a_refusal_knows_its_request() {
     type Row =
         (&'static str, Refusal, &'static str, &'static str, &'static str, Option<&'static str>, Option<&'static str>);
+    const I1: Option<&str> = Some("i1");
+    const PAGE: Option<&str> = Some("https://a.example");
     let id = "X-Request-Id: i1\r\nOrigin: https://a.example\r\n";
-    let rows: [Row; 15] = [
+    let rows: [Row; 16] = [
         // (head, refusal, method, target, path, request id, origin)
         (
             "BREW /v1/x?q HTTP/1.1\r\nExpect: tea\r\nID",
@@ -705,16 +707,17 @@ fn a_refusal_knows_its_request() {
             Some("i1"),
             Some("https://a.example"),
         ),
-        // Fields that cannot be told apart tell nothing.
-        ("HEAD /v1 HTTP/1.1\r\nHost : h\r\nID", Refusal::HeaderNameInvalid, "HEAD", "/v1", "/v1", None, None),
-        ("HEAD /v1 HTTP/1.1\r\nHost: h\r\n b\r\nID", Refusal::HeaderFolded, "HEAD", "/v1", "/v1", None, None),
-        ("GET /v1 HTTP/3.0\r\nID", Refusal::VersionUnsupported, "GET", "/v1", "/v1", None, None),
+        // Whatever is wrong, somebody asked.
+        ("HEAD /v1 HTTP/1.1\r\nHost : h\r\nID", Refusal::HeaderNameInvalid, "HEAD", "/v1", "/v1", I1, PAGE),
+        ("HEAD /v1 HTTP/1.1\r\nHost: h\r\n b\r\nID", Refusal::HeaderFolded, "HEAD", "/v1", "/v1", I1, PAGE),
+        ("GET /v1 HTTP/3.0\r\nID", Refusal::VersionUnsupported, "GET", "/v1", "/v1", I1, PAGE),
         ("GET /v1 HTTP/1.1\r\nHost: h\nID", Refusal::LineFeedBare, "GET", "/v1", "/v1", None, None),
-        // Nor does a target that is none, but what was sent can be shown.
-        ("HEAD v1 HTTP/1.1\r\nID", Refusal::TargetInvalid, "HEAD", "v1", "", None, None),
-        ("HEAD /#v1 HTTP/1.1\r\nID", Refusal::TargetInvalid, "HEAD", "/#v1", "", None, None),
-        ("GET /v1 /v1 HTTP/1.1\r\nID", Refusal::RequestLineInvalid, "GET", "/v1", "/v1", None, None),
-        ("HEAD  /v1 HTTP/1.1\r\nID", Refusal::TargetInvalid, "HEAD", "", "", None, None),
+        // A target that is none begins as one, or is shown as it was sent.
+        ("HEAD v1 HTTP/1.1\r\nID", Refusal::TargetInvalid, "HEAD", "v1", "", I1, PAGE),
+        ("HEAD /v1/#v1 HTTP/1.1\r\nID", Refusal::TargetInvalid, "HEAD", "/v1/#v1", "/v1/", I1, PAGE),
+        ("GET /v1 /v1 HTTP/1.1\r\nID", Refusal::RequestLineInvalid, "GET", "/v1", "/v1", I1, PAGE),
+        ("GET /v1/m\r\nID", Refusal::RequestLineInvalid, "GET", "/v1/m", "/v1/m", I1, PAGE),
+        ("HEAD  /v1 HTTP/1.1\r\nID", Refusal::RequestLineInvalid, "HEAD", "", "", I1, PAGE),
         ("HEAD\n/v1 HTTP/1.1\r\nID", Refusal::LineFeedBare, "", "", "", None, None),
         ("\u{7f}GET /v1 HTTP/1.1\r\nID", Refusal::MethodInvalid, "", "", "", None, None),
     ];
@@ -752,9 +755,11 @@ fn an_unfinished_request_is_known_as_far_as_it_has_come() {
     assert_eq!(known(0), None);
     assert_eq!(known(4), None);
     assert_eq!(known(5), told("POST", "", None));
-    assert_eq!(known(19), told("POST", "", None), "a path may go on");
+    assert_eq!(known(19), told("POST", "/v1/embeddings", None), "a path may go on");
+    assert_eq!(known(8), told("POST", "/v1", None));
     assert_eq!(known(20), told("POST", "/v1/embeddings", None));
-    assert_eq!(known(60), told("POST", "/v1/embeddings", None));
+    assert_eq!(known(54), told("POST", "/v1/embeddings", None));
+    assert_eq!(known(57), told("POST", "/v1/embeddings", Some("i1")));
     assert_eq!(known(sent.len()), told("POST", "/v1/embeddings", Some("i1")));
 }
 

@@ -63,7 +63,7 @@ pub fn read(folder: &Path, tokenizer: Option<&Path>, settings: &ModelSettings) -
 /// everything else an embedding model.
 pub fn task(folder: &Path) -> Result<Task, LoadError> {
     let file = folder.join("config.json");
-    let refuse = |reason: String| at(&file, format!("{reason}; give --task"));
+    let refuse = |reason: String| at(&file, reason);
     let text = read_regular(&file, SIDE_FILE_BYTES_MAX).map_err(|error| refuse(error.to_string()))?;
     let config: Value = serde_json::from_slice(&text).map_err(|error| refuse(error.to_string()))?;
     let architecture = config["architectures"][0].as_str().unwrap_or_default();

@@ -282,7 +282,7 @@ fn onnx_lines(summary: &Summary, metadata: Option<&Metadata>, lines: &mut Lines)
     }
     let runs = match cfg!(feature = "onnxruntime") {
         true => "yes, through onnxruntime; `reactrt build --onnx` makes an engine of it",
-        false => "as an engine, which `reactrt build --onnx` makes of it",
+        false => "no, but as an engine, which `reactrt build --onnx` of a binary with TensorRT makes of it",
     };
     lines.add("runs here", runs);
 }

@@ -4,8 +4,8 @@ use std::io;
 use std::sync::atomic::Ordering;
 
 use super::{
-    ConnectionId, Event, Kind, LINGER_BYTES_MAX, Life, Network, READ_BYTES_MAX, Reactor, TURN_BYTES_ALL_MAX,
-    TURN_BYTES_MAX, since_epoch,
+    ConnectionId, Event, Kind, LINGER_BYTES_MAX, Life, Network, READ_BYTES_MAX, Reactor, SHARED_BYTES_MAX,
+    TURN_BYTES_ALL_MAX, TURN_BYTES_MAX, since_epoch,
 };
 use crate::api::gate::{self, Origins, Permit};
 use crate::api::{self, Allow, Family, Reject, Route};
@@ -126,6 +126,19 @@ pub(super) struct Asked {
     pub(super) request_id: RequestId,
     /// What the answer says of the web page that asked.
     pub(super) permit: Permit,
+}
+
+impl Asked {
+    /// Of a request of which this is known; `gist` names places in `bytes`.
+    fn new(gist: &Gist, bytes: &[u8], made: RequestId, origins: &Origins) -> Asked {
+        Asked {
+            method: gist.method,
+            family: Family::of(gist.path.of(bytes)),
+            model: None,
+            request_id: gist.request_id.map_or(made, |span| RequestId::new(span.of(bytes))),
+            permit: origins.permit(gist.origin.map(|span| span.of(bytes))),
+        }
+    }
 }
 
 /// Where a head leads.
@@ -283,8 +296,11 @@ impl<N: Network> Reactor<N> {
             if connection.job.is_some() || connection.closing != Closing::No {
                 break;
             }
-            // Answers of pipelined requests share an output buffer while there is room for one more.
-            if connection.has_output() && connection.output.capacity() - connection.output.len() < 2048 {
+            // Answers of pipelined requests share an output buffer while there is room for one more, and up to a size: they
+            // are made faster than anybody reads them.
+            let output = &connection.output;
+            if connection.has_output() && (output.capacity() - output.len() < 2048 || output.len() >= SHARED_BYTES_MAX)
+            {
                 break;
             }
             match connection.http.advance(&mut connection.input, &self.limits.http) {
@@ -295,16 +311,14 @@ impl<N: Network> Reactor<N> {
                     }
                 }
                 Step::Head(head) => self.head_known(slot, head, now_ns),
-                Step::Continue => self.append(slot, http::CONTINUE, now_ns),
+                Step::Continue => {
+                    if self.append(slot, http::CONTINUE, now_ns) {
+                        self.written_already(slot, now_ns);
+                    }
+                }
                 Step::Request(request) => self.request(slot, request, now_ns),
                 Step::Refuse(refusal) => {
-                    let reject = match refusal {
-                        http::Refusal::BodyTooLarge => {
-                            Reject::BodyTooLarge { max: self.limits.http.body_bytes_max as u64 }
-                        }
-                        other => Reject::Framing { status: other.status(), message: other.message() },
-                    };
-                    self.refuse_bytes(slot, reject, now_ns);
+                    self.refuse_bytes(slot, self.framing(refusal), now_ns);
                 }
                 Step::Nothing => break,
             }
@@ -356,9 +370,15 @@ impl<N: Network> Reactor<N> {
         if connection.http.phase() != Phase::Idle {
             return self.refuse_bytes(slot, Reject::NoBuffers, now_ns);
         }
-        match self.network.read(slot, &mut [0; 512]) {
+        let mut bytes = [0; 512];
+        match self.network.read(slot, &mut bytes) {
             Ok(0) => self.end_of_input(slot),
-            Ok(_) => self.refuse_bytes(slot, Reject::NoBuffers, now_ns),
+            Ok(read) => {
+                let bytes = &bytes[..read];
+                let asked = self.ask_in_part(slot, bytes, http::gist(bytes, &self.limits.http), now_ns);
+                self.connections[slot as usize].http.close_after_answer();
+                self.refuse(slot, asked, Reject::NoBuffers, now_ns);
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => connection.readable = false,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => self.list_again(slot),
             Err(_) => self.close(slot),
@@ -437,28 +457,16 @@ impl<N: Network> Reactor<N> {
         let (lead, asked) = self.look_up(slot, head);
         if let Err(reject) = lead {
             let bytes_in = self.connections[slot as usize].input.len();
-            self.begin_line(slot, Some(&head.gist()), bytes_in, now_ns);
+            self.begin_request_line(slot, head, bytes_in, now_ns);
             self.refuse(slot, asked, reject, now_ns);
-        }
-    }
-
-    /// What an answer to a request must look like of which this is known.
-    fn asked(&mut self, slot: u32, gist: &Gist) -> Asked {
-        let made = self.next_request_id();
-        let of = |span: http::Span| span.of(&self.connections[slot as usize].input);
-        Asked {
-            method: gist.method,
-            family: Family::of(of(gist.path)),
-            model: None,
-            request_id: gist.request_id.map_or(made, |span| RequestId::new(of(span))),
-            permit: self.parts.policy.origins.permit(gist.origin.map(of)),
         }
     }
 
     /// Where a head leads, and what an answer to it must look like.
     fn look_up(&mut self, slot: u32, head: Head) -> (Result<Lead, Reject>, Asked) {
-        let asked = self.asked(slot, &head.gist());
+        let made = self.next_request_id();
         let policy = &self.parts.policy;
+        let asked = Asked::new(&head.gist(), &self.connections[slot as usize].input, made, &policy.origins);
         let of = |span: http::Span| span.of(&self.connections[slot as usize].input);
         let path = of(head.path);
         if head.method == Method::Options {
@@ -492,7 +500,7 @@ impl<N: Network> Reactor<N> {
             self.connections[slot as usize].http.close_after_answer();
         }
         let (lead, asked) = self.look_up(slot, request.head);
-        self.begin_line(slot, Some(&request.head.gist()), request.consumed as usize, now_ns);
+        self.begin_request_line(slot, request.head, request.consumed as usize, now_ns);
         match lead {
             Ok(Lead::Route(route @ (Route::Infer { .. } | Route::Embeddings))) => {
                 if self.connections[slot as usize].peer_closed {
@@ -521,8 +529,7 @@ impl<N: Network> Reactor<N> {
             }
             Some(_) | None => ASKED_HEADERS,
         };
-        self.parts.metrics.count_answer(None, 200);
-        let consumed = self.answer(slot, 200, asked, b"", now_ns, |response| {
+        let queued = self.answer(slot, 200, asked, b"", now_ns, |response| {
             let response = response.header("allow", allow.header().as_bytes());
             match asked.permit {
                 Permit::None => response,
@@ -532,8 +539,7 @@ impl<N: Network> Reactor<N> {
                     .number("access-control-max-age", PREFLIGHT_S),
             }
         });
-        self.end_direct_line(slot, 200, asked, now_ns);
-        self.release(slot, consumed);
+        self.end_direct(slot, queued, 200, asked, now_ns);
     }
 
     /// Routes that the reactor knows the answer of.
@@ -557,38 +563,63 @@ impl<N: Network> Reactor<N> {
             }
             Route::Infer { .. } | Route::Embeddings => unreachable!("these are jobs"),
         }
-        self.parts.metrics.count_answer(None, status);
-        let consumed = self.answer(slot, status, asked, &body, now_ns, |head| head.content_type(content_type));
-        self.end_direct_line(slot, status, asked, now_ns);
-        self.release(slot, consumed);
+        let queued = self.answer(slot, status, asked, &body, now_ns, |head| head.content_type(content_type));
+        self.end_direct(slot, queued, status, asked, now_ns);
         self.body = body;
     }
 
     /// Answers the request at the front of the input with an error.
     pub(super) fn refuse(&mut self, slot: u32, asked: Asked, reject: Reject, now_ns: u64) {
-        let consumed = self.write_refusal(slot, &asked, reject, &[], now_ns);
-        self.release(slot, consumed);
+        if let Some(consumed) = self.write_refusal(slot, &asked, reject, &[], now_ns) {
+            self.release(slot, consumed);
+        }
     }
 
     /// Answers bytes that are no complete request with an error, in the shape of the request that they began; the connection
     /// ends.
     pub(super) fn refuse_bytes(&mut self, slot: u32, reject: Reject, now_ns: u64) {
-        let connection = &self.connections[slot as usize];
-        let gist = connection.http.gist(&connection.input, &self.limits.http);
+        let connection = &mut self.connections[slot as usize];
+        let input = std::mem::take(&mut connection.input);
+        let gist = connection.http.gist(&input, &self.limits.http);
         let gist = gist.filter(|_| !planted::is(Bug::ForgetsWhoAsked));
-        let bytes_in = connection.input.len();
+        let asked = self.ask_in_part(slot, &input, gist, now_ns);
+        // Let go first: there may be no other buffer for the answer.
+        self.parts.buffers.put(input);
+        self.refuse(slot, asked, reject, now_ns);
+    }
+
+    /// What an answer must look like to the request that these bytes began. Its line in the access log is begun.
+    fn ask_in_part(&mut self, slot: u32, bytes: &[u8], gist: Option<Gist>, now_ns: u64) -> Asked {
+        let made = self.next_request_id();
         let asked = match &gist {
-            Some(gist) => self.asked(slot, gist),
+            Some(gist) => Asked::new(gist, bytes, made, &self.parts.policy.origins),
             None => Asked {
                 method: Method::Other,
                 family: Family::Native,
                 model: None,
-                request_id: self.next_request_id(),
+                request_id: made,
                 permit: Permit::None,
             },
         };
-        self.begin_line(slot, gist.as_ref(), bytes_in, now_ns);
-        self.refuse(slot, asked, reject, now_ns);
+        self.begin_line(slot, bytes, gist.as_ref(), bytes.len(), now_ns);
+        asked
+    }
+
+    /// The answer to bytes that are not HTTP as it is spoken here.
+    fn framing(&self, refusal: http::Refusal) -> Reject {
+        let http = &self.limits.http;
+        let max = match refusal {
+            http::Refusal::BodyTooLarge => return Reject::BodyTooLarge { max: http.body_bytes_max as u64 },
+            http::Refusal::TargetTooLong => Some((http.target_bytes_max, "bytes (half of limits.head_bytes_max)")),
+            http::Refusal::HeadTooLarge => Some((http.head_bytes_max, "bytes (limits.head_bytes_max)")),
+            http::Refusal::HeadersTooMany => Some((http.headers_max, "header fields")),
+            http::Refusal::ChunkExtensionsTooLarge | http::Refusal::TrailersTooLarge => {
+                Some((http.chunk_extra_bytes_max, "bytes (limits.head_bytes_max)"))
+            }
+            _ => None,
+        };
+        let max = max.map(|(max, unit)| (max as u64, unit));
+        Reject::Framing { status: refusal.status(), message: refusal.message(), max }
     }
 
     /// Queues an error in its family's shape. Returns the bytes of input that belong to its request.
@@ -599,16 +630,15 @@ impl<N: Network> Reactor<N> {
         reject: Reject,
         stages: &[(&'static str, u64)],
         now_ns: u64,
-    ) -> usize {
+    ) -> Option<usize> {
         let mut body = std::mem::take(&mut self.body);
         body.clear();
         reject.write(asked.family, &mut body);
         let status = reject.status();
-        self.parts.metrics.count_answer(asked.model, status);
-        if reject.closes() {
+        if reject.closes() || self.life != Life::Serving {
             self.connections[slot as usize].http.close_after_answer();
         }
-        let consumed = self.answer(slot, status, asked, &body, now_ns, |mut head| {
+        let queued = self.answer(slot, status, asked, &body, now_ns, |mut head| {
             head = head.content_type("application/json");
             if !stages.is_empty() {
                 head = head.server_timing(stages);
@@ -624,13 +654,17 @@ impl<N: Network> Reactor<N> {
             }
             head
         });
-        let bytes_out = self.head.len();
-        self.end_line(slot, asked, status, bytes_out, stages, now_ns);
         self.body = body;
-        consumed
+        if queued.is_some() {
+            self.parts.metrics.count_answer(asked.model, status);
+            let bytes_out = self.head.len();
+            self.end_line(slot, asked, status, bytes_out, stages, now_ns);
+        }
+        queued
     }
 
-    /// Queues an answer and ends the request that it answers. Returns the bytes of input that belong to the request.
+    /// Queues an answer and ends the request that it answers. Returns the bytes of input that belong to the request; `None` if
+    /// there was no way to answer, and the connection has been closed.
     fn answer(
         &mut self,
         slot: u32,
@@ -639,7 +673,7 @@ impl<N: Network> Reactor<N> {
         body: &[u8],
         now_ns: u64,
         fields: impl FnOnce(ResponseHead<'_>) -> ResponseHead<'_>,
-    ) -> usize {
+    ) -> Option<usize> {
         let persistence = self.connections[slot as usize].http.persistence();
         let mut head = std::mem::take(&mut self.head);
         head.clear();
@@ -651,9 +685,14 @@ impl<N: Network> Reactor<N> {
         response = response.header("x-request-id", asked.request_id.bytes());
         response = permitted(response, &self.parts.policy.origins, asked.permit);
         fields(response).finish_with(body, asked.method, persistence);
-        self.append(slot, &head, now_ns);
+        let queued = self.append(slot, &head, now_ns);
         self.head = head;
-        if self.connections[slot as usize].open { self.finish_request(slot) } else { 0 }
+        if !queued {
+            return None;
+        }
+        let consumed = self.finish_request(slot);
+        self.written_already(slot, now_ns);
+        Some(consumed)
     }
 
     /// Lets go of answered input.
@@ -677,26 +716,54 @@ impl<N: Network> Reactor<N> {
         finished.consumed
     }
 
-    /// Appends small output. Without memory for it the connection ends, as it cannot be told anything.
-    pub(super) fn append(&mut self, slot: u32, bytes: &[u8], now_ns: u64) {
+    /// Appends small output. What there is no memory for is written at once or not at all, and the connection ends then:
+    /// false.
+    pub(super) fn append(&mut self, slot: u32, bytes: &[u8], now_ns: u64) -> bool {
         let connection = &mut self.connections[slot as usize];
         let total = connection.output.len() + bytes.len();
         if !self.parts.buffers.grow(&mut connection.output, total) {
-            return self.close(slot);
+            let written =
+                self.write_at_once(slot) && matches!(self.network.write(slot, bytes), Ok(n) if n == bytes.len());
+            if !written {
+                self.close(slot);
+            }
+            return written;
         }
         connection.output.extend_from_slice(bytes);
         self.deadlines.start(slot, Kind::Write, now_ns);
         self.list_dirty(slot);
+        true
     }
 
-    /// Queues a whole answer that lies in a buffer of its own, from `start` on.
-    pub(super) fn queue_output(&mut self, slot: u32, output: Buffer, start: usize, now_ns: u64) {
+    /// Writes what is queued, all of it: true if nothing is, afterwards.
+    fn write_at_once(&mut self, slot: u32) -> bool {
+        let connection = &mut self.connections[slot as usize];
+        if connection.has_output()
+            && let Ok(written) = self.network.write(slot, &connection.output[connection.written..])
+        {
+            connection.written += written;
+        }
+        !connection.has_output()
+    }
+
+    /// What follows the writing of an answer that [`append`](Self::append) had no memory for.
+    fn written_already(&mut self, slot: u32, now_ns: u64) {
+        if !self.connections[slot as usize].has_output() {
+            self.output_written(slot, now_ns);
+        }
+    }
+
+    /// Queues a whole answer that lies in a buffer of its own, from `start` on. False as [`append`](Self::append)'s.
+    pub(super) fn queue_output(&mut self, slot: u32, output: Buffer, start: usize, now_ns: u64) -> bool {
         let connection = &mut self.connections[slot as usize];
         if connection.has_output() {
             // Answers to what the client had sent before are still waiting for it to read.
-            self.append(slot, &output[start..], now_ns);
+            let queued = self.append(slot, &output[start..], now_ns);
             self.parts.buffers.put(output);
-            return;
+            if queued {
+                self.written_already(slot, now_ns);
+            }
+            return queued;
         }
         let old = std::mem::replace(&mut connection.output, output);
         connection.written = start;
@@ -706,6 +773,7 @@ impl<N: Network> Reactor<N> {
         self.list_dirty(slot);
         // What the client has sent meanwhile is read when this is written.
         self.list_again(slot);
+        true
     }
 
     /// Writes what has been queued in this turn, each connection once.
@@ -822,10 +890,9 @@ impl<N: Network> Reactor<N> {
 
 /// What the access log is told, where there is one.
 impl<N: Network> Reactor<N> {
-    /// A request of which this is known has come, in so many bytes.
-    fn begin_line(&mut self, slot: u32, gist: Option<&Gist>, bytes_in: usize, now_ns: u64) {
+    /// A request of which this is known has come: `gist` names places in `input`.
+    fn begin_line(&mut self, slot: u32, input: &[u8], gist: Option<&Gist>, bytes_in: usize, now_ns: u64) {
         let Some(journal) = &mut self.parts.policy.journal else { return };
-        let input = &self.connections[slot as usize].input;
         // Without a target, what has come of the first line is what there is to tell.
         let first_line = || input.split(|&byte| byte == b'\r' || byte == b'\n').find(|line| !line.is_empty());
         let (method, target) = match gist {
@@ -842,6 +909,15 @@ impl<N: Network> Reactor<N> {
                 bytes_in: bytes_in as u64,
             },
         );
+    }
+
+    /// The same for a request with a whole head, which lies in its connection.
+    fn begin_request_line(&mut self, slot: u32, head: Head, bytes_in: usize, now_ns: u64) {
+        if self.parts.policy.journal.is_some() {
+            let input = std::mem::take(&mut self.connections[slot as usize].input);
+            self.begin_line(slot, &input, Some(&head.gist()), bytes_in, now_ns);
+            self.connections[slot as usize].input = input;
+        }
     }
 
     /// The request of [`begin_line`](Self::begin_line) is answered.
@@ -871,10 +947,14 @@ impl<N: Network> Reactor<N> {
         );
     }
 
-    /// The same for an answer that the reactor has just made up in `head`.
-    fn end_direct_line(&mut self, slot: u32, status: u16, asked: &Asked, now_ns: u64) {
-        let bytes_out = self.head.len();
-        self.end_line(slot, asked, status, bytes_out, &[], now_ns);
+    /// An answer that the reactor has just made up in `head` has been queued, or not.
+    fn end_direct(&mut self, slot: u32, queued: Option<usize>, status: u16, asked: &Asked, now_ns: u64) {
+        if let Some(consumed) = queued {
+            self.parts.metrics.count_answer(None, status);
+            let bytes_out = self.head.len();
+            self.end_line(slot, asked, status, bytes_out, &[], now_ns);
+            self.release(slot, consumed);
+        }
     }
 
     /// Its client went away before it was answered.

@@ -366,8 +366,6 @@ impl<N: Network> Reactor<N> {
             metrics.record(stage, duration_ns);
         }
         metrics.record(Stage::Total, total_ns);
-        metrics.jobs_answered += 1;
-        metrics.count_answer(Some(outline.model), 200);
         metrics.count_texts(outline.model, outline.items.into(), body.tokens, body.truncated.into(), total_ns);
 
         if self.life != Life::Serving {
@@ -395,10 +393,16 @@ impl<N: Network> Reactor<N> {
         self.put_away(body);
         self.end(key);
         let asked = Asked { model: Some(outline.model), ..asked };
-        self.end_line(slot, &asked, 200, answer.len() - start, &stages, now_ns);
+        let bytes_out = answer.len() - start;
         self.finish_request(slot);
         let again = planted::is(Bug::AnswersTwice).then(|| answer[start..].to_vec());
-        self.queue_output(slot, answer, start, now_ns);
+        if self.queue_output(slot, answer, start, now_ns) {
+            self.parts.metrics.jobs_answered += 1;
+            self.parts.metrics.count_answer(asked.model, 200);
+            self.end_line(slot, &asked, 200, bytes_out, &stages, now_ns);
+        } else {
+            self.client_gone(slot, &asked);
+        }
         if let Some(again) = again {
             self.append(slot, &again, now_ns);
         }
@@ -414,10 +418,13 @@ impl<N: Network> Reactor<N> {
             asked.model = body.outline.map(|outline| outline.model).or(asked.model);
             job.stages(body)
         });
-        self.parts.metrics.jobs_answered += 1;
         self.end(key);
         // The request's bytes have left the connection: what lies in its input is what the client sent after them.
-        self.write_refusal(slot, &asked, reject, stages.as_ref().map_or(&[][..], |stages| stages), now_ns);
+        let stages = stages.as_ref().map_or(&[][..], |stages| stages);
+        match self.write_refusal(slot, &asked, reject, stages, now_ns) {
+            Some(_) => self.parts.metrics.jobs_answered += 1,
+            None => self.client_gone(slot, &asked),
+        }
         if self.connections[slot as usize].open {
             self.list_again(slot);
         }

@@ -63,6 +63,9 @@ const TURN_BYTES_MAX: usize = 256 << 10;
 /// next turn, and whoever asks whether the server lives does not wait for a hundred bulk bodies.
 const TURN_BYTES_ALL_MAX: usize = 4 << 20;
 
+/// Answers that the reactor makes itself wait in one buffer up to about this size; then those before must be written.
+const SHARED_BYTES_MAX: usize = 64 << 10;
+
 /// What is read at once, at most.
 const READ_BYTES_MAX: usize = 64 << 10;
 
@@ -446,6 +449,10 @@ impl<N: Network> Reactor<N> {
         }
         // From now on and not from then: a turn that comes late leaves them no less.
         self.life = Life::Leaving { until_ns: now_ns + self.leave_ns() };
+        self.take_leave_of_all(now_ns);
+    }
+
+    fn take_leave_of_all(&mut self, now_ns: u64) {
         for slot in 0..self.connections.len() as u32 {
             if self.connections[slot as usize].open && !planted::is(Bug::LeavesInSilence) {
                 self.take_leave(slot, now_ns);
@@ -459,6 +466,9 @@ impl<N: Network> Reactor<N> {
         let all_closed = self.connections_free.len() == self.connections.len() && !self.accepts;
         let time_is_up = self.life == Life::Leaving { until_ns } && now_ns >= until_ns;
         if all_closed || time_is_up {
+            // Who began to ask after the others were told.
+            self.take_leave_of_all(now_ns);
+            self.flush(now_ns);
             for slot in 0..self.connections.len() as u32 {
                 if self.connections[slot as usize].open {
                     self.close(slot);

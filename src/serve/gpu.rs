@@ -15,10 +15,10 @@ use crate::device::lane::Notify;
 use crate::model::Model;
 
 #[cfg(not(feature = "gpu"))]
-pub(super) use without::{all, engine, open, watch};
+pub(super) use without::{all, check, engine, open, watch};
 
 #[cfg(feature = "gpu")]
-pub(super) use with::{all, engine, open, watch};
+pub(super) use with::{all, check, engine, open, watch};
 
 #[cfg(not(feature = "gpu"))]
 mod without {
@@ -29,11 +29,15 @@ mod without {
         Ok(Vec::new())
     }
 
-    pub fn open(index: u32, _: &Settings, _: Notify) -> Result<Box<dyn Device>, Error> {
+    pub fn check(index: u32) -> Result<(), Error> {
         let words = crate::model::build::WITHOUT;
         Err(Error(format!(
             "devices: cuda:{index} needs a binary built with TensorRT; {words}; this one serves on `cpu`"
         )))
+    }
+
+    pub fn open(index: u32, _: &Settings, _: Notify) -> Result<Box<dyn Device>, Error> {
+        check(index).map(|()| unreachable!("without TensorRT no GPU is ever opened"))
     }
 
     pub fn engine(_: &Settings, _: &ModelSettings, _: &Model) -> Result<Model, Error> {
@@ -58,6 +62,11 @@ mod with {
     use crate::device::tensorrt::Library;
     use crate::model::build::{self, Options, Origin, Shapes};
     use crate::model::manifest::{self, Here, Manifest};
+
+    /// Whether there is such a GPU is seen when it is opened.
+    pub fn check(_: u32) -> Result<(), Error> {
+        Ok(())
+    }
     use crate::model::{Source, engine::Capability};
 
     /// How often memory and utilization are read.

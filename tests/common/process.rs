@@ -28,6 +28,8 @@ pub struct Process {
     pub address: SocketAddr,
     /// What it writes to its output after the line that says where it listens.
     output: BufReader<std::process::ChildStdout>,
+    /// What it writes to its error stream.
+    errors: BufReader<std::process::ChildStderr>,
 }
 
 impl Process {
@@ -48,14 +50,17 @@ impl Process {
         command.args(flags).stdout(Stdio::piped()).stderr(Stdio::piped()).stdin(Stdio::null());
         let mut child = command.spawn().expect("the binary starts");
         let mut output = BufReader::new(child.stdout.take().expect("piped"));
+        let mut errors = BufReader::new(child.stderr.take().expect("piped"));
         let mut line = String::new();
-        output.read_line(&mut line).expect("its output can be read");
+        // Where the output is the access log's, it says among its messages where it listens.
+        let read = if flags.contains(&"-") { errors.read_line(&mut line) } else { output.read_line(&mut line) };
+        read.expect("it can be read");
         let Some(address) = line.trim().strip_prefix("listening on http://").and_then(|text| text.parse().ok()) else {
-            let mut errors = String::new();
-            let _ = child.stderr.take().expect("piped").read_to_string(&mut errors);
-            panic!("the server did not start: {line}{errors}");
+            let mut said = String::new();
+            let _ = errors.read_to_string(&mut said);
+            panic!("the server did not start: {line}{said}");
         };
-        Process { child, address, output }
+        Process { child, address, output, errors }
     }
 
     pub fn connect(&self) -> Client {
@@ -109,7 +114,7 @@ impl Process {
         };
         let (mut output, mut errors) = (String::new(), String::new());
         self.output.read_to_string(&mut output).expect("text");
-        self.child.stderr.take().expect("piped").read_to_string(&mut errors).expect("text");
+        self.errors.read_to_string(&mut errors).expect("text");
         (status, output, errors)
     }
 }

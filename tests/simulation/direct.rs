@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use reactrt::clock::Clock;
+use reactrt::metrics::Gauges;
 use reactrt::ring::Doorbell;
 use reactrt::serve::{Bells, Stopper, Wired, wire};
 
@@ -107,9 +108,12 @@ fn a_client_that_has_asked_for_nothing_is_told_nothing_when_memory_is_out() {
         alone.network().send(client, b"GET /");
     }
     alone.settle();
-    // The others hold all that there is: not even a refusal finds room.
+    // The others hold all that there is: not even a refusal finds memory.
     let cut_off = (0..59).filter(|client| alone.network().wires[*client].place == Place::Closed).count();
     assert!(cut_off > 0, "memory is not out");
+    // Which needs none where the network takes it at once.
+    let told = (0..59).filter(|client| alone.receive_all(*client).0.starts_with("HTTP/1.1 503")).count();
+    assert!(told > 0, "{cut_off} were cut off and none was told");
     alone.network().connect(59);
     alone.settle();
     assert_eq!(alone.receive_all(59), (String::new(), None), "it has asked for nothing");
@@ -125,4 +129,25 @@ fn a_client_that_has_asked_for_nothing_is_told_nothing_when_memory_is_out() {
     }
     let (text, end) = alone.receive_all(59);
     assert!(text.starts_with("HTTP/1.1 200") && end.is_none(), "{text:?}");
+}
+
+#[test]
+fn answers_that_nobody_reads_are_not_made() {
+    let mut alone = Alone::new(1, 2);
+    alone.network().connect(0);
+    let asks = b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n".repeat(400);
+    let mut sent = 0;
+    let mut metrics = Vec::new();
+    for _ in 0..400 {
+        sent += alone.network().send(0, &asks[sent..]);
+        alone.settle();
+    }
+    alone.wired.reactor.metrics().write(Gauges::default(), &mut metrics);
+    let text = String::from_utf8(metrics).expect("metrics are text");
+    let answered =
+        text.lines().find_map(|line| line.strip_prefix("reactrt_requests_total{model=\"\",status=\"200\"} "));
+    let answered: usize = answered.expect("some are").parse().expect("a count");
+    // What the network holds, and one buffer.
+    let bytes = answered * text.len();
+    assert!((1..400 << 10).contains(&bytes), "{answered} answers of {} bytes were made for nobody", text.len());
 }
