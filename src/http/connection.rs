@@ -23,7 +23,7 @@
 use memchr::memchr;
 
 use super::chunked::{Decoder, Progress};
-use super::request::{self, Gist, Head, Refused, Request, Span};
+use super::request::{self, Gist, Head, Request, Span};
 use super::{Limits, Persistence, Refusal, is_token_byte, work};
 
 /// Blank lines that may precede a request line: RFC 9112 (2.2) asks for tolerance of one, left by a careless client after
@@ -148,10 +148,7 @@ impl Connection {
             State::InFlight { .. } | State::Closed => Ok(Step::Nothing),
             State::Refused { refusal, .. } => Ok(Step::Refuse(refusal)),
         };
-        let step = step.unwrap_or_else(|Refused { refusal, gist }| {
-            self.enter(State::Refused { refusal, gist });
-            Step::Refuse(refusal)
-        });
+        let step = step.unwrap_or_else(|refusal| self.refuse(refusal, filled, limits));
         if cfg!(debug_assertions) {
             self.check_invariants(match step {
                 Step::NeedMore { filled, .. } => filled,
@@ -257,21 +254,27 @@ impl Connection {
         }
     }
 
-    fn read_head(&mut self, mut scan: HeadScan, filled: &[u8], limits: &Limits) -> Result<Step, Refused> {
-        let end = scan.find_end(filled, limits).map_err(|refusal| {
-            let gist = request::gist_of(filled, scan.start, scan.scanned, limits);
-            Refused { refusal, gist }
-        })?;
-        let Some(end) = end else {
-            if scan.start == scan.scanned {
+    /// The bytes of this state are refused.
+    #[cold]
+    fn refuse(&mut self, refusal: Refusal, filled: &[u8], limits: &Limits) -> Step {
+        let gist = self.gist(filled, limits);
+        self.enter(State::Refused { refusal, gist });
+        Step::Refuse(refusal)
+    }
+
+    fn read_head(&mut self, mut scan: HeadScan, filled: &[u8], limits: &Limits) -> Result<Step, Refusal> {
+        let end = scan.find_end(filled, limits);
+        let Ok(Some(end)) = end else {
+            if end.is_ok() && scan.start == scan.scanned {
                 // Blank lines alone are no beginning of a request: they are forgotten, but for their number.
                 self.enter(State::AwaitingHead(HeadScan { blank_lines: scan.blank_lines, ..HeadScan::new() }));
                 return Ok(Step::NeedMore { filled: 0, buffer_bytes: 1 });
             }
             self.enter(State::AwaitingHead(scan));
-            return Ok(Step::NeedMore { filled: filled.len(), buffer_bytes: filled.len() + 1 });
+            return end.map(|_| Step::NeedMore { filled: filled.len(), buffer_bytes: filled.len() + 1 });
         };
-        let head = request::parse(filled, scan.start, end, limits)?;
+        let head =
+            request::parse(filled, scan.start, end, limits).inspect_err(|_| self.enter(State::AwaitingHead(scan)))?;
         if head.body_bytes == Some(0) {
             return Ok(self.hand_out(head, Span::new(end..end), end));
         }
@@ -297,9 +300,8 @@ impl Connection {
         mut decoder: Decoder,
         filled: &mut [u8],
         limits: &Limits,
-    ) -> Result<Step, Refused> {
-        let refused = |refusal| Refused { refusal, gist: Some(head.gist()) };
-        match decoder.decode(filled, limits).map_err(refused)? {
+    ) -> Result<Step, Refusal> {
+        match decoder.decode(filled, limits)? {
             Progress::Complete { start, end, consumed } => Ok(self.hand_out(head, Span::new(start..end), consumed)),
             Progress::NeedMore => {
                 let filled = decoder.close_gap(filled);

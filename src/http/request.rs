@@ -122,13 +122,6 @@ pub struct Gist {
     pub origin: Option<Span>,
 }
 
-/// A refused head, and what is known of it all the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Refused {
-    pub(super) refusal: Refusal,
-    pub(super) gist: Option<Gist>,
-}
-
 /// A request with its body, complete in the connection's buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
@@ -143,35 +136,29 @@ pub struct Request {
 pub const REQUEST_ID_BYTES_MAX: usize = 128;
 
 /// Parses the head that fills `bytes[start..end]`. Spans count from the beginning of `bytes`.
-pub(super) fn parse(bytes: &[u8], start: usize, end: usize, limits: &Limits) -> Result<Head, Refused> {
+pub(super) fn parse(bytes: &[u8], start: usize, end: usize, limits: &Limits) -> Result<Head, Refusal> {
     let head = &bytes[start..end];
     work::add(head.len());
     let mut fields = [const { MaybeUninit::uninit() }; HEADERS_MAX];
     let mut request = httparse::Request::new(&mut []);
     let outcome = request.parse_with_uninit_headers(head, &mut fields[..limits.headers_max.min(HEADERS_MAX)]);
-    let torn = |refusal| Refused { refusal, gist: gist_of(bytes, start, end, limits) };
     let (method_name, target, minor) = match (outcome, request.method, request.path, request.version) {
         // The caller found the same end by its own rules; a different one is a contradiction.
         (Ok(httparse::Status::Complete(length)), Some(method), Some(target), Some(minor)) if length == head.len() => {
             (method, span_in(bytes, target.as_bytes()), minor)
         }
-        (Ok(_), ..) => return Err(torn(Refusal::RequestLineInvalid)),
-        (Err(error), method, target, _) => return Err(torn(explain(error, head, method, target))),
+        (Ok(_), ..) => return Err(Refusal::RequestLineInvalid),
+        (Err(error), method, target, _) => return Err(explain(error, head, method, target)),
     };
     let method = Method::named(method_name);
-    let (path, query) = split_target(target, bytes, method, limits).map_err(torn)?;
+    let (path, query) = split_target(target, bytes, method, limits)?;
     let version = if minor == 0 { Version::Old } else { Version::Current };
-    let (fields, fault) = Fields::collect(bytes, request.headers);
-    let method_name = span_in(bytes, method_name.as_bytes());
-    let Fields { request_id, origin, .. } = fields;
-    let sound = fault.map_or(Ok(()), Err).and_then(|()| fields.check_host(version));
-    let body_bytes = sound.and_then(|()| fields.body_bytes(method, version, limits)).map_err(|refusal| Refused {
-        refusal,
-        gist: Some(Gist { method, method_name, target, path, request_id, origin }),
-    })?;
+    let fields = Fields::collect(bytes, request.headers)?;
+    fields.check_host(version)?;
+    let body_bytes = fields.body_bytes(method, version, limits)?;
     Ok(Head {
         method,
-        method_name,
+        method_name: span_in(bytes, method_name.as_bytes()),
         target,
         version,
         persistence: fields.persistence(version),
@@ -179,13 +166,13 @@ pub(super) fn parse(bytes: &[u8], start: usize, end: usize, limits: &Limits) -> 
         query,
         content_type: fields.content_type,
         authorization: fields.authorization,
-        request_id,
+        request_id: fields.request_id,
         timeout_ms: fields.timeout_ms,
         // To HTTP/1.0 the expectation means nothing, and without a body there is nothing to wait for (RFC 9110, 10.1.1).
         expects_continue: fields.expects_continue && version == Version::Current && body_bytes != Some(0),
         body_bytes,
         api_key: fields.api_key,
-        origin,
+        origin: fields.origin,
         asked_headers: fields.asked_headers,
     })
 }
@@ -360,16 +347,12 @@ struct Fields {
 }
 
 impl Fields {
-    /// Reads all of them, and says what is wrong with the first that is: behind it may stand who asked, and that is told.
-    fn collect(bytes: &[u8], headers: &[httparse::Header<'_>]) -> (Fields, Option<Refusal>) {
+    fn collect(bytes: &[u8], headers: &[httparse::Header<'_>]) -> Result<Fields, Refusal> {
         let mut fields = Fields::default();
-        let mut fault = None;
         for header in headers {
-            if let Err(refusal) = fields.add(header.name.as_bytes(), header.value, bytes) {
-                fault.get_or_insert(refusal);
-            }
+            fields.add(header.name.as_bytes(), header.value, bytes)?;
         }
-        (fields, fault)
+        Ok(fields)
     }
 
     fn add(&mut self, name: &[u8], value: &[u8], bytes: &[u8]) -> Result<(), Refusal> {
