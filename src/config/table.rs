@@ -129,7 +129,7 @@ pub const TABLE: &[Key] = &[
         "server.api_keys_file",
         server.api_keys_file,
         OptionalPath,
-        "A file of further keys, one a line (# begins a comment), read once at start; it may be a pipe, which is waited for at most 10 s. none: no such file."
+        "A file of further keys, one a line (lines that begin with # are comments), read once at start; it may be a pipe, which is waited for at most 10 s. none: no such file."
     ),
     key!(
         "server.cors_origins",
