@@ -683,11 +683,12 @@ impl World {
             self.drain_driver(index);
         }
         for index in 0..self.clients.len() {
-            let (now_ns, may_drop) = (self.now_ns(), self.may_drop(index));
+            let now_ns = self.now_ns();
             let client = &mut self.clients[index];
             let left = client.hear_out(self.reactor.network(), &mut self.random, now_ns, &self.excuses);
             let left = left.unwrap_or_else(|words| panic!("client {index}: {words}"));
-            if let Some(id) = left.filter(|_| !may_drop) {
+            let left = left.map(str::to_owned);
+            if let Some(id) = left.filter(|_| !self.may_drop(index)) {
                 panic!("client {index}: the server is over and request {id} is not answered");
             }
         }
