@@ -26,7 +26,7 @@ use reactrt::model::convert::{self, Dtype};
 use reactrt::model::engine::Target;
 use reactrt::model::fetch::{self, Origin, Wanted};
 use reactrt::model::manifest::Manifest;
-use reactrt::model::{folder, inspect};
+use reactrt::model::{Model, folder, inspect};
 use reactrt::{demo, serve};
 
 /// A low-latency HTTP server for embedding, reranker and NLI models.
@@ -337,20 +337,26 @@ fn main() -> ExitCode {
 /// `--api-keys a, b` is a word of its own.
 fn refuse_line(error: &clap::Error) -> ! {
     let key = Key::find("server.api_keys").expect("a key of the table");
-    let flags = [key.flag(), key.flag_with_section()].map(|flag| format!("--{flag}"));
+    let flags = |key: &Key| [key.flag(), key.flag_with_section()].map(|flag| format!("--{flag}"));
+    let others = ["--config", "--help", "--version", "--fetch", "--defaults", "-h", "-V"].map(str::to_owned);
+    let known: Vec<String> = TABLE.iter().flat_map(flags).chain(others).collect();
+    let keys = flags(key);
     let mut secrets = Vec::new();
     let mut follows = false;
-    for word in std::env::args().skip(1) {
-        let (flag, value) = word.split_once('=').map_or((word.as_str(), None), |(flag, value)| (flag, Some(value)));
-        if flags.iter().any(|known| known == flag) {
+    for word in std::env::args_os().skip(1) {
+        let word = word.to_string_lossy();
+        let (flag, value) = word.split_once('=').map_or((&*word, None), |(flag, value)| (flag, Some(value)));
+        if keys.iter().any(|known| known == flag) {
             follows = true;
             secrets.extend(value.map(str::to_owned));
-        } else if word.starts_with('-') {
+        } else if known.iter().any(|known| known == flag) {
             follows = false;
         } else if follows {
-            secrets.push(word);
+            secrets.push(word.into_owned());
         }
     }
+    // The longest first, as one may be the beginning of another.
+    secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
     if secrets.is_empty() || !error.use_stderr() {
         error.exit();
     }
@@ -402,14 +408,14 @@ fn load(file: &Path, flags: SettingFlags) -> Result<Settings, Failure> {
 
 fn run_serve(arguments: Serve) -> Result<(), Failure> {
     let mut settings = load(&arguments.config, arguments.settings)?;
-    examine(&arguments.config, &mut settings)?;
+    let wrong = settings.models.iter().filter_map(|model| problem(&settings, model).err()).collect();
+    examine(&arguments.config, &mut settings, wrong)?;
     serve::run(settings, |_| {}).map_err(failed)
 }
 
-/// All that is wrong with sound settings as far as this machine's files tell. The file of keys is read here, and only here: it
-/// may be a pipe.
-fn examine(file: &Path, settings: &mut Settings) -> Result<(), Failure> {
-    let mut problems: Vec<String> = settings.models.iter().filter_map(|model| problem(settings, model)).collect();
+/// All that is wrong with sound settings as far as this machine's files tell, beside what is wrong with the models. The file of
+/// keys is read here, and only here: it may be a pipe.
+fn examine(file: &Path, settings: &mut Settings, mut problems: Vec<String>) -> Result<(), Failure> {
     if settings.models.is_empty() {
         let file = file.display();
         problems.push(format!(
@@ -429,6 +435,7 @@ fn run_demo(arguments: Demo) -> Result<(), Failure> {
     let overrides = Overrides::with_flags(arguments.settings.0);
     let usage = |problems: config::Problems| Failure::Usage(problems.to_string());
     let mut settings = config::parse("the demo", "", &overrides).map_err(usage)?;
+    serve::check_devices(&settings).map_err(wrong)?;
     let prepared = demo::prepare(&demo::Sources::public(), &settings.engines, arguments.fetch, &mut fetch::bar());
     let prepared = prepared.map_err(failed)?;
     settings.models = prepared.models.clone();
@@ -615,19 +622,29 @@ fn run_check(arguments: Check) -> Result<(), Failure> {
         return say(&config::reference());
     }
     let settings = load(&arguments.file, arguments.settings)?;
-    examine(&arguments.file, &mut settings.clone())?;
+    let found = settings.models.iter().filter_map(|model| problem(&settings, model).and_then(read_tokenizer).err());
+    examine(&arguments.file, &mut settings.clone(), found.collect())?;
     say(&summary(&arguments.file, &settings))
 }
 
-/// Why a model that lies on this disk could not be served. One that would come from the hub is not fetched for this.
-fn problem(settings: &Settings, model: &ModelSettings) -> Option<String> {
+/// A model that lies on this disk, or why it could not be served. One that would come from the hub is not fetched for this:
+/// `None`.
+fn problem<'a>(settings: &Settings, model: &'a ModelSettings) -> Result<Option<(&'a ModelSettings, Model)>, String> {
     let paths = [Some(&model.model_path), model.tokenizer_path.as_ref()];
     if paths.into_iter().flatten().any(|path| matches!(fetch::origin(path), Ok(Origin::Hub(_)))) {
-        let missing = fetch::origin(&model.model_path).err()?;
-        return Some(format!("{}: model `{}`: {missing}", model.place, model.name));
+        return match fetch::origin(&model.model_path) {
+            Ok(_) => Ok(None),
+            Err(missing) => Err(format!("{}: model `{}`: {missing}", model.place, model.name)),
+        };
     }
-    let error = serve::load_model(model).and_then(|found| serve::check_buckets(settings, &found)).err()?;
-    Some(serve::of_entry(model, &error))
+    let found = serve::load_model(model).and_then(|found| serve::check_buckets(settings, &found).map(|()| found));
+    found.map(|found| Some((model, found))).map_err(|error| serve::of_entry(model, &error))
+}
+
+/// Whether the tokenizer is one. `serve` finds that out when it reads it, a moment later.
+fn read_tokenizer(found: Option<(&ModelSettings, Model)>) -> Result<(), String> {
+    let Some((settings, model)) = found else { return Ok(()) };
+    serve::check_tokenizer(&model).map_err(|error| serve::of_entry(settings, &error))
 }
 
 /// What would be served, and how it differs from the defaults.

@@ -34,7 +34,7 @@ use crate::reactor::{self, DevicePort, Network, Parts, Policy, Reactor, ReactorL
 use crate::ring::{Doorbell, Receiver, Sender, ring};
 use crate::tokenize::{Served, Worker, WorkerLimits, WorkerState};
 
-pub use load::{Loaded, LoadedDevice, LoadedModel, check_buckets, load_model, of_entry};
+pub use load::{Loaded, LoadedDevice, LoadedModel, check_buckets, check_tokenizer, load_model, of_entry};
 
 /// Why a server could not start or had to end: a sentence for people.
 #[derive(Clone, Debug, PartialEq, Eq)]

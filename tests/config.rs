@@ -822,8 +822,31 @@ fn a_slip_of_the_command_line_shows_no_key() {
         assert_eq!(code, Some(2), "{said}");
         assert!(!said.contains("hunter") && said.contains("--api-keys is one word and not shown"), "{said}");
     }
+    for line in [r"--api-keys hunter2, --hunter3", r"--api-keys --hunter2", r"serve --api-keys $'hunter2\xff'"] {
+        let (code, said) = in_bash(line);
+        assert_eq!(code, Some(2), "{line}: {said}");
+        assert!(!said.contains("hunter") && !said.contains("panicked"), "{line}: {said}");
+    }
+    let (code, said) = in_bash(r"--help $'\xff'");
+    assert!(code == Some(0) || code == Some(2) && !said.contains("panicked"), "{said}");
     let (_, said) = in_bash("--port 0 something");
     assert!(said.contains("something"), "{said}");
+}
+
+#[test]
+fn check_reads_the_tokenizer_too() {
+    let tokenizer = Scratch::new("tokenizer.json", b"{}");
+    let model = repository().join("tests/fixtures/models/bert-embedding-mean");
+    let text = format!(
+        "embedding_models: {{m: {{model_path: {}, tokenizer_path: {}}}}}",
+        model.display(),
+        tokenizer.0.display()
+    );
+    let file = Scratch::new("tokenizer.yaml", text.as_bytes());
+    let output = reactrt(&["check", file.0.to_str().unwrap()]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("model `m`: ") && said.contains("tokenizer.json"), "{said}");
 }
 
 #[test]

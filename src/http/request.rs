@@ -215,7 +215,7 @@ pub(super) fn gist_of(bytes: &[u8], start: usize, end: usize, limits: &Limits) -
         },
         |(path, _)| path,
     );
-    let mut fields = Fields::default();
+    let (mut fields, mut origins) = (Fields::default(), 0);
     while let Some(length) = memchr(b'\n', &bytes[rest..end]) {
         let line = &bytes[rest..rest + length];
         rest += length + 1;
@@ -224,8 +224,10 @@ pub(super) fn gist_of(bytes: &[u8], start: usize, end: usize, limits: &Limits) -
         }
         let Some(colon) = memchr(b':', line) else { continue };
         let (name, value) = (&line[..colon], line[colon + 1..].trim_ascii());
-        if name.eq_ignore_ascii_case(b"x-request-id") || name.eq_ignore_ascii_case(b"origin") {
-            // Whether it is repeated is no matter here.
+        let is_origin = name.eq_ignore_ascii_case(b"origin");
+        origins += u32::from(is_origin);
+        if is_origin || name.eq_ignore_ascii_case(b"x-request-id") {
+            // That it is repeated has been said, or is of no more interest.
             let _ = fields.add(name, value, bytes);
         }
     }
@@ -235,7 +237,8 @@ pub(super) fn gist_of(bytes: &[u8], start: usize, end: usize, limits: &Limits) -
         target: if is_target { target } else { nothing },
         path,
         request_id: fields.request_id,
-        origin: fields.origin,
+        // Of two neither is believed.
+        origin: fields.origin.filter(|_| origins == 1),
     })
 }
 

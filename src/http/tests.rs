@@ -660,7 +660,7 @@ fn a_refusal_knows_its_request() {
     const I1: Option<&str> = Some("i1");
     const PAGE: Option<&str> = Some("https://a.example");
     let id = "X-Request-Id: i1\r\nOrigin: https://a.example\r\n";
-    let rows: [Row; 16] = [
+    let rows: [Row; 17] = [
         // (head, refusal, method, target, path, request id, origin)
         (
             "BREW /v1/x?q HTTP/1.1\r\nExpect: tea\r\nID",
@@ -712,6 +712,16 @@ fn a_refusal_knows_its_request() {
         ("HEAD /v1 HTTP/1.1\r\nHost: h\r\n b\r\nID", Refusal::HeaderFolded, "HEAD", "/v1", "/v1", I1, PAGE),
         ("GET /v1 HTTP/3.0\r\nID", Refusal::VersionUnsupported, "GET", "/v1", "/v1", I1, PAGE),
         ("GET /v1 HTTP/1.1\r\nHost: h\nID", Refusal::LineFeedBare, "GET", "/v1", "/v1", None, None),
+        // Of two pages neither.
+        (
+            "GET /v1 HTTP/1.1\r\nHost: h\r\nOrigin: https://b.example\r\nID",
+            Refusal::HeaderRepeated,
+            "GET",
+            "/v1",
+            "/v1",
+            I1,
+            None,
+        ),
         // A target that is none begins as one, or is shown as it was sent.
         ("HEAD v1 HTTP/1.1\r\nID", Refusal::TargetInvalid, "HEAD", "v1", "", I1, PAGE),
         ("HEAD /v1/#v1 HTTP/1.1\r\nID", Refusal::TargetInvalid, "HEAD", "/v1/#v1", "/v1/", I1, PAGE),

@@ -373,6 +373,16 @@ impl<N: Network> Reactor<N> {
         let mut bytes = [0; 512];
         match self.network.read(slot, &mut bytes) {
             Ok(0) => self.end_of_input(slot),
+            // Blank lines ask for nothing either.
+            Ok(read)
+                if bytes[..read].iter().all(|&byte| byte == b'\r' || byte == b'\n')
+                    && matches!(
+                        connection.http.advance(&mut bytes[..read], &self.limits.http),
+                        Step::NeedMore { filled: 0, .. }
+                    ) =>
+            {
+                self.list_again(slot);
+            }
             Ok(read) => {
                 let bytes = &bytes[..read];
                 let asked = self.ask_in_part(slot, bytes, http::gist(bytes, &self.limits.http), now_ns);
@@ -664,7 +674,7 @@ impl<N: Network> Reactor<N> {
     }
 
     /// Queues an answer and ends the request that it answers. Returns the bytes of input that belong to the request; `None` if
-    /// there was no way to answer, and the connection has been closed.
+    /// there was no way to answer, and the connection ends.
     fn answer(
         &mut self,
         slot: u32,
@@ -716,8 +726,8 @@ impl<N: Network> Reactor<N> {
         finished.consumed
     }
 
-    /// Appends small output. What there is no memory for is written at once or not at all, and the connection ends then:
-    /// false.
+    /// Appends small output. What there is no memory for is written at once, or the connection ends after what it has been
+    /// answered before: false.
     pub(super) fn append(&mut self, slot: u32, bytes: &[u8], now_ns: u64) -> bool {
         let connection = &mut self.connections[slot as usize];
         let total = connection.output.len() + bytes.len();
@@ -725,7 +735,7 @@ impl<N: Network> Reactor<N> {
             let written =
                 self.write_at_once(slot) && matches!(self.network.write(slot, bytes), Ok(n) if n == bytes.len());
             if !written {
-                self.close(slot);
+                self.end_unanswered(slot, now_ns);
             }
             return written;
         }
@@ -733,6 +743,21 @@ impl<N: Network> Reactor<N> {
         self.deadlines.start(slot, Kind::Write, now_ns);
         self.list_dirty(slot);
         true
+    }
+
+    /// What there is no memory to answer ends its connection. The answers before it still arrive: closed with unread input,
+    /// the connection would be reset.
+    fn end_unanswered(&mut self, slot: u32, now_ns: u64) {
+        let connection = &mut self.connections[slot as usize];
+        connection.http.close_after_answer();
+        connection.http.finish();
+        connection.input.clear();
+        connection.closing = Closing::AfterOutput;
+        if connection.has_output() {
+            self.list_dirty(slot);
+        } else {
+            self.output_written(slot, now_ns);
+        }
     }
 
     /// Writes what is queued, all of it: true if nothing is, afterwards.

@@ -230,6 +230,14 @@ impl Loader<'_> {
     }
 }
 
+/// Whether the model's tokenizer is one, which is a matter of a second for the largest.
+///
+/// # Errors
+/// Why it cannot be read.
+pub fn check_tokenizer(model: &Model) -> Result<(), Error> {
+    Tokenizer::load(&model.tokenizer).map(drop).map_err(|error| Error(error.0))
+}
+
 /// An error of this entry of the configuration, said once.
 pub fn of_entry(entry: &ModelSettings, error: &Error) -> String {
     let prefix = format!("{}: model `{}`: ", entry.place, entry.name);
