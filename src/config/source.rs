@@ -90,23 +90,24 @@ mod tests {
     #[test]
     fn a_pipe_is_read_to_its_end_and_not_waited_for_without_one() {
         let folder = TemporaryFolder::new();
-        let path = folder.path().join("pipe");
-        assert!(Command::new("mkfifo").arg(&path).status().expect("there is mkfifo").success());
-        let error = read_within(&path, 10, SHORT).unwrap_err();
+        let pipe = |name: &str| {
+            let path = folder.path().join(name);
+            assert!(Command::new("mkfifo").arg(&path).status().expect("there is mkfifo").success());
+            path
+        };
+        let error = read_within(&pipe("forgotten"), 10, SHORT).unwrap_err();
         assert!(error.contains("within 0.05 s nobody has written into it"), "{error}");
-        // The reader that was given up is still there: it gets this writer's text.
-        std::fs::write(&path, "lost").unwrap();
-
-        let (gives, own) = (["whole\n", "much too long\n"], path.clone());
-        let writer = std::thread::spawn(move || {
-            for text in gives {
-                std::fs::write(&own, text).unwrap();
-                std::thread::sleep(Duration::from_millis(20));
-            }
-        });
-        assert_eq!(read_within(&path, 10, LONG).unwrap(), b"whole\n");
-        assert!(read_within(&path, 10, LONG).unwrap_err().contains("more than 10 bytes"));
-        writer.join().unwrap();
+        // Of a pipe each, as one's readers and writers may meet in any order.
+        let written = |name: &str, text: &'static str| {
+            let path = pipe(name);
+            let own = path.clone();
+            let writer = std::thread::spawn(move || std::fs::write(own, text));
+            let read = read_within(&path, 10, LONG);
+            writer.join().unwrap().unwrap();
+            read
+        };
+        assert_eq!(written("whole", "whole\n").unwrap(), b"whole\n");
+        assert!(written("long", "much too long\n").unwrap_err().contains("more than 10 bytes"));
     }
 
     #[test]
