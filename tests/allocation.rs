@@ -7,6 +7,7 @@ mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use common::{settings, start};
 use reactrt::config::DeviceName;
@@ -52,6 +53,17 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
+/// Threads that only begin to run allocate by themselves: the standard library keeps their names.
+fn sleeping_device_threads() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("there is /proc");
+    let sleeps = |task: std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).ok()?;
+        let (name, rest) = stat.split_once(" (")?.1.rsplit_once(") ")?;
+        Some(name.starts_with("device-") && rest.starts_with('S'))
+    };
+    tasks.filter_map(|task| sleeps(task.ok()?)).filter(|sleeps| *sleeps).count()
+}
+
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
@@ -95,9 +107,12 @@ fn nothing_is_allocated_after_start_by_reactor_and_device() {
         client.send(b"\x16\x03 is no request\r\n");
         assert_eq!(client.answer().status, 400);
     };
-    // The threads have started once one has answered. From then on, the first inference included: whatever is kept must
-    // have been there at start.
+    // The reactor has started once it has answered, a device's thread once it sleeps. From then on, the first inference
+    // included: whatever is kept must have been there at start.
     assert!(servers.iter().all(|server| server.get("/health/live").status == 200));
+    while sleeping_device_threads() < servers.len() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
     COUNTING.store(true, Ordering::Relaxed);
     for _ in 0..20 {
         servers.iter().for_each(round);
