@@ -78,8 +78,7 @@ impl ApiKeys {
         let lines = (1..).zip(text.lines().map(str::trim));
         let mut found = Vec::new();
         for (number, line) in lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')) {
-            let fault = fault(line);
-            if let Some(words) = fault {
+            if let Some(words) = fault(line) {
                 return Err(format!("{place}:{number}: the key {words}; comments stand on lines of their own"));
             }
             found.push(line.to_owned());

@@ -666,9 +666,7 @@ impl<N: Network> Reactor<N> {
         });
         self.body = body;
         if queued.is_some() {
-            self.parts.metrics.count_answer(asked.model, status);
-            let bytes_out = self.head.len();
-            self.end_line(slot, asked, status, bytes_out, stages, now_ns);
+            self.told(slot, status, asked, stages, now_ns);
         }
         queued
     }
@@ -975,11 +973,16 @@ impl<N: Network> Reactor<N> {
     /// An answer that the reactor has just made up in `head` has been queued, or not.
     fn end_direct(&mut self, slot: u32, queued: Option<usize>, status: u16, asked: &Asked, now_ns: u64) {
         if let Some(consumed) = queued {
-            self.parts.metrics.count_answer(None, status);
-            let bytes_out = self.head.len();
-            self.end_line(slot, asked, status, bytes_out, &[], now_ns);
+            self.told(slot, status, asked, &[], now_ns);
             self.release(slot, consumed);
         }
+    }
+
+    /// An answer that lies in `head` is on its way.
+    fn told(&mut self, slot: u32, status: u16, asked: &Asked, stages: &[(&'static str, u64)], now_ns: u64) {
+        self.parts.metrics.count_answer(asked.model, status);
+        let bytes_out = self.head.len();
+        self.end_line(slot, asked, status, bytes_out, stages, now_ns);
     }
 
     /// Its client went away before it was answered.

@@ -29,15 +29,17 @@ mod without {
         Ok(Vec::new())
     }
 
-    pub fn check(index: u32) -> Result<(), Error> {
+    fn refused(index: u32) -> Error {
         let words = crate::model::build::WITHOUT;
-        Err(Error(format!(
-            "devices: cuda:{index} needs a binary built with TensorRT; {words}; this one serves on `cpu`"
-        )))
+        Error(format!("devices: cuda:{index} needs a binary built with TensorRT; {words}; this one serves on `cpu`"))
+    }
+
+    pub fn check(index: u32) -> Result<(), Error> {
+        Err(refused(index))
     }
 
     pub fn open(index: u32, _: &Settings, _: Notify) -> Result<Box<dyn Device>, Error> {
-        check(index).map(|()| unreachable!("without TensorRT no GPU is ever opened"))
+        Err(refused(index))
     }
 
     pub fn engine(_: &Settings, _: &ModelSettings, _: &Model) -> Result<Model, Error> {
